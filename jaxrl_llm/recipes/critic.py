@@ -39,10 +39,13 @@ class Critic:
         tokens that are not learned, such as all tokens but the first of a turn.
       target_rate: If set, ``old_values`` come from a moving average of the critic's parameters with
         this rate per step, not from the critic itself.
+      warmup: Number of first steps of a run in which the critic alone trains, on rollouts of a
+        policy that does not move. See :func:`~jaxrl_llm.train.make_step`.
 
     Raises:
-      TypeError: If an attribute is not a function, or ``heads`` is not an integer.
-      ValueError: If ``heads`` is not positive, or ``target_rate`` not in (0, 1].
+      TypeError: If an attribute is not a function, or ``heads`` or ``warmup`` is not an integer.
+      ValueError: If ``heads`` is not positive, ``warmup`` is negative, or ``target_rate`` is not in
+        (0, 1].
     """
 
     returns: Callable
@@ -51,14 +54,18 @@ class Critic:
     combine: Callable = first_head
     weights: Callable = aggregate.token_mean
     target_rate: float | None = None
+    warmup: int = 0
 
     def __post_init__(self):
         for slot in ("returns", "loss", "combine", "weights"):
             if not callable(getattr(self, slot)):
                 raise TypeError(f"Critic: {slot} must be a function; got {getattr(self, slot)!r}.")
-        if not isinstance(self.heads, int):
-            raise TypeError(f"Critic: heads must be an integer; got {self.heads!r}.")
+        for count in ("heads", "warmup"):
+            value = getattr(self, count)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"Critic: {count} must be an integer; got {value!r}.")
         checks.check_positive("Critic", heads=self.heads)
+        checks.check_non_negative("Critic", warmup=self.warmup)
         if self.target_rate is not None and not 0 < self.target_rate <= 1:
             raise ValueError(f"Critic: target_rate is a share in (0, 1]; got {self.target_rate:g}.")
 

@@ -233,6 +233,11 @@ class Recipe:
         return wiring.prepare_names(self, "last_kl")
 
     @property
+    def policy_controllers(self) -> frozenset[str]:
+        """The controllers whose coefficient follows the policy, such as its KL or its entropy."""
+        return wiring.policy_controllers(self)
+
+    @property
     def learns(self) -> bool:
         """Whether a Transform updates its state by results of an update."""
         return bool(wiring.learners(self))

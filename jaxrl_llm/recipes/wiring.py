@@ -56,6 +56,8 @@ LOSS_CONTEXT = (
     "rewards",
     "advantages",
 )
+# What a policy says of a batch before the update, and of the update before.
+_OF_POLICY = frozenset({"old_logp", "behavior_logp", "ref_logp", "old_entropy", "last_kl"})
 # What `learn` of a Transform is offered, after the update.
 LEARN_CONTEXT = (*PREPARE_CONTEXT, "advantages")
 # Inputs that cost a pass of a model, or that only some samplers return. Where a batch is prepared,
@@ -285,6 +287,17 @@ def required_fields(recipe) -> RequiredFields:
         first |= (passes := {name.replace("logp", DRAW_LOGP) for name in compared})
         every |= passes
     return RequiredFields(first, every)
+
+
+def policy_controllers(recipe) -> frozenset[str]:
+    """The names of the controllers that read what the policy says of a batch, or its update."""
+    return frozenset(
+        entry.name
+        for entry in recipe.computed
+        if entry.source == "controller"
+        for reader in transform_readers(_label(entry), entry.function)
+        if _OF_POLICY & {parameter.name for parameter in unfilled(reader)}
+    )
 
 
 def compares_old(recipe) -> bool:

@@ -132,6 +132,8 @@ def _descended(
         critic=critic,
         critic_optimizer=critic_optimizer,
     )
+    if recipe.critic is not None:  # in whose warmup the policy would not move
+        state = state._replace(step=state.step + recipe.critic.warmup)
     step = make_step(
         network,
         recipe,

@@ -435,8 +435,12 @@ class Experiment:
             steps = f", {passes.updates} optimizer steps a batch" if passes.updates > 1 else ""
             if config.minibatches is None and paper != passes.minibatches:
                 steps += f", not in the {paper} minibatches of its paper, which are too many for it"
+        critic = self.recipe.critic
+        waits = 0 if critic is None else critic.warmup  # steps before the policy's first
+        if waits:
+            steps += f", the critic alone in the first {waits}"
         decay = config.optimizer.decay_steps
-        last = config.steps if decay is None else config.optimizer.warmup_steps + decay
+        last = config.steps if decay is None else waits + config.optimizer.warmup_steps + decay
         if last < config.steps and getattr(self.recipe, "turn_updates", None) is None:
             steps += f", at a learning rate of 0 after step {last} of {config.steps}"
         bound = config.optimizer.max_grad_norm

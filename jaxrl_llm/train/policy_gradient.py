@@ -46,7 +46,7 @@ from jaxrl_llm.core.flat_packing import LEAST_SAVED, smaller_rows
 from jaxrl_llm.core.packing import FlatPacking
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_shards, on_mesh
+from jaxrl_llm.models.sharding import batch_shards, on_mesh, spread_update
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.prm import ProcessRewardModel
@@ -135,9 +135,18 @@ def make_step(
     unchanged too, but ``state.step`` still advances, and with it a moving reference, whose rule
     counts steps and may also move the policy (``extrapolated``). The critic's update has the same
     guard. ``skipped`` and ``critic_skipped`` count the skipped steps; ``withheld`` counts those
-    that an ``update_scale`` of 0 leaves out. A minibatch without a token to train on, as after a
-    rule has dropped its groups, makes no step. It counts in no metric but ``reward``,
-    ``reward_std`` and ``informative``, and in these if a rollout of it takes part.
+    that an ``update_scale`` of 0 or a critic's ``warmup`` leaves out. A minibatch without a token
+    to train on, as after a rule has dropped its groups, makes no step. It counts in no metric but
+    ``reward``, ``reward_std`` and ``informative``, and in these if a rollout of it takes part.
+
+    While ``state.step`` is below the critic's ``warmup``, the critic alone trains. The policy's
+    steps are withheld: its parameters and optimizer, and so its learning rate, stay bit for bit as
+    they are, ``loss`` and the metrics of the batch are those of the policy as it is, and its
+    gradient is not computed; ``grad_norm`` is 0. What follows the policy waits for it as well:
+    controllers that read its log-probabilities, its entropy or its KL, ``last_kl``, rules of the
+    optimizer's steps, and what ``learn`` changes. A moving reference and the policies of earlier
+    iterations stay too, and their rules count the steps after the warmup. Everything else, such as
+    the memory of scores or of prompts, moves as in any step.
 
     With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
     proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,
@@ -162,8 +171,9 @@ def make_step(
       ``grad_norm`` (before any clipping) and ``update_norm`` (of the change of the parameters, 0
       without a step), means over the optimizer steps; ``updates`` and ``skipped``, the numbers of
       steps that were made and that were skipped; the same five of a critic, prefixed with
-      ``critic_``; with a recipe's ``update_scale``, ``withheld``, the number of steps that it made
-      0; those of :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
+      ``critic_``; with a recipe's ``update_scale`` or a critic's ``warmup``, ``withheld``, the
+      number of steps that these left out; those of
+      :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
       :func:`~jaxrl_llm.train.batches.summarize_updates`; and, for a correction with rejection
       rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
 
@@ -331,14 +341,24 @@ class _StepParts:
         finite = stays_finite(state.algo_state, algo_state)
         reweighs = passes.minibatches > 1 or turns is not None
         hands_logp = passes.updates == 1 or recipe.learns
+        waits = _waits(recipe, state.step)
+
+        def gradients(params: ArrayTree, part: Batch) -> Gradients:
+            return _policy_gradients(scorer, recipe, state.base, params, part, accumulated)
+
+        def only_loss(params: ArrayTree, part: Batch) -> Gradients:
+            return _policy_loss(scorer, recipe, state.base, params, part, accumulated)
 
         def update(carry, part: Batch, there: Array):
             part = recipe.weigh(part) if reweighs else part
             there &= jnp.any(part.weights != 0)
-            loss, grads, logp, entropy, _ = _policy_gradients(
-                scorer, recipe, state.base, carry[0], part, accumulated
-            )
-            scale = _update_scale(recipe, part, logp)
+            if waits is None:
+                loss, grads, logp, entropy, _ = gradients(carry[0], part)
+            else:
+                loss, grads, logp, entropy, _ = jax.lax.cond(
+                    waits, only_loss, gradients, carry[0], part
+                )
+            scale = _update_scale(recipe, part, logp, state.step)
             carry, metrics = apply_if_finite(
                 self.optimizer, carry, loss, grads, scale=scale, finite=finite, there=there
             )
@@ -385,7 +405,7 @@ class _StepParts:
           logp: Of :meth:`update_policy`.
           before: Of :meth:`logp_at_start`.
         """
-        recipe = self.recipe
+        recipe, prepared = self.recipe, algo_state
         batch = recipe.without_texts(batch)
         if recipe.reads_last_kl:
             first = self.passes.updates == 1 or recipe.turn_updates is not None
@@ -399,6 +419,14 @@ class _StepParts:
             learned = recipe.learn(batch, algo_state, logp=logp)
             learned = _next_state(recipe, learned, state.algo_state)
             algo_state = keep(stays_finite(algo_state, learned), learned, algo_state)
+        if (waits := _waits(recipe, state.step)) is not None:
+            # What follows the policy begins with it: controllers of its divergence would else give
+            # way while that is 0.
+            held = {name: state.algo_state.controllers[name] for name in recipe.policy_controllers}
+            waiting = prepared._replace(
+                controllers=prepared.controllers | held, rules=state.algo_state.rules
+            )
+            algo_state = keep(waits, waiting, algo_state)
         return algo_state
 
     def pass_over(self, state: TrainState, key: Array | None) -> tuple[TrainState, None]:
@@ -410,9 +438,17 @@ class _StepParts:
         """The state with its moving reference and the policies of earlier iterations.
 
         Their rules count steps, so they are called after every one, also if its updates were
-        skipped: a reference that is replaced once would otherwise never be.
+        skipped: a reference that is replaced once would otherwise never be. The steps in which the
+        critic alone trains do not count.
         """
-        recipe = self.recipe
+        recipe, waits = self.recipe, _waits(self.recipe, state.step)
+        step = state.step + 1
+        if recipe.critic is not None and recipe.critic.warmup:
+            step -= recipe.critic.warmup
+
+        def kept(new: ArrayTree, old: ArrayTree) -> ArrayTree:
+            return new if waits is None else keep(waits, old, new)
+
         if recipe.reference is not None:
             # The same key in every step: a rule may draw once for several steps.
             drawn = jax.random.fold_in(key, _REFERENCE) if recipe.reference_draws else None
@@ -420,16 +456,16 @@ class _StepParts:
                 recipe.reference,
                 state.reference,
                 state.params,
-                state.step + 1,
+                step,
                 context={"key": drawn},
             )
             if isinstance(state.reference, Iterates):
                 reference, params = reference
-                state = state._replace(params=params)
-            state = state._replace(reference=reference)
+                state = state._replace(params=kept(params, state.params))
+            state = state._replace(reference=kept(reference, state.reference))
         if recipe.earlier is not None:
-            earlier = recipe.earlier(state.earlier, state.params, state.step + 1)
-            state = state._replace(earlier=earlier)
+            earlier = recipe.earlier(state.earlier, state.params, step)
+            state = state._replace(earlier=kept(earlier, state.earlier))
         return state
 
     def update_critic(
@@ -545,13 +581,41 @@ def _policy_gradients(
     return Gradients(value, grads, logp, entropy)
 
 
-def _update_scale(recipe: Recipe, batch: Batch, logp: Array) -> Array | None:
-    """What the recipe multiplies the optimizer's update by, of a policy; None for nothing."""
+def _policy_loss(
+    scorer: PolicyScorer,
+    recipe: Recipe,
+    base: ArrayTree,
+    params: ArrayTree,
+    batch: Batch,
+    microbatches: int,
+) -> Gradients:
+    """As :func:`_policy_gradients` for a policy that does not move: the gradient is 0."""
+    policy, statistics = merge_adapter(base, params), recipe.computed_from("policy")
+    logp, entropy, computed = map_microbatches(
+        lambda part: scorer(policy, part, statistics), batch, microbatches
+    )
+    measured = recipe.measure(batch, logp)
+    value = recipe.loss(logp, measured, entropy=entropy, statistics=computed)
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), params)
+    return Gradients(value, spread_update(zeros), logp, entropy)
+
+
+def _waits(recipe: Recipe, step: Array) -> Array | None:
+    """Whether the policy waits for its critic in this step; None if it never does."""
+    critic = recipe.critic
+    return None if critic is None or not critic.warmup else step < critic.warmup
+
+
+def _update_scale(recipe: Recipe, batch: Batch, logp: Array, step: Array) -> Array | None:
+    """What the optimizer's update of a policy is multiplied by; None for nothing."""
+    scale, waits = None, _waits(recipe, step)
     if UPDATE_SCALE in recipe.computed_from("update"):
         batch = recipe.measure(batch, logp)
-    elif UPDATE_SCALE not in recipe.computed_from("batch"):
-        return None
-    return batch.extras[UPDATE_SCALE][0, 0, 0]
+    if UPDATE_SCALE in recipe.computed_from("batch", "update"):
+        scale = batch.extras[UPDATE_SCALE][0, 0, 0]
+    if waits is None:
+        return scale
+    return jnp.where(waits, 0.0, 1.0 if scale is None else scale)
 
 
 def prepare_key(key: Array, step: int | Array) -> Array:
@@ -602,17 +666,21 @@ def make_gradients(
         shared_prefix_len=shared_prefix_len,
     )
 
-    def gradients(params: ArrayTree, base: ArrayTree, batch: Batch, teacher_params) -> Gradients:
+    def gradients(
+        params: ArrayTree, base: ArrayTree, step: Array, batch: Batch, teacher_params
+    ) -> Gradients:
         check_batch("make_gradients", batch.tokens.shape[0], microbatches, batch_shards(mesh))
         trained = scorer
         if teacher is not None and recipe.reads_teacher_logits:
             trained = reads_logits_of(scorer, teacher.model, teacher_params)
         found = _policy_gradients(trained, recipe, base, params, batch, microbatches)
-        return found._replace(scale=_update_scale(recipe, batch, found.logp))
+        return found._replace(scale=_update_scale(recipe, batch, found.logp, step))
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))
     teacher_params = None if teacher is None else teacher.params
-    return lambda state, batch: compiled(state.params, state.base, batch, teacher_params)
+    return lambda state, batch: compiled(
+        state.params, state.base, state.step, batch, teacher_params
+    )
 
 
 _apply = jax.jit(apply_if_finite, static_argnums=0)
@@ -623,7 +691,8 @@ def apply_gradients(
 ) -> tuple[TrainState, dict[str, Array]]:
     """One optimizer step, skipped if the loss, gradient or update is non-finite.
 
-    A recipe's ``update_scale``, which the gradients hold, multiplies the update.
+    A recipe's ``update_scale``, which the gradients hold, multiplies the update. While a critic
+    trains alone (its ``warmup``), it is 0.
 
     Args:
       optimizer: The one passed to ``init_state``.

@@ -316,7 +316,8 @@ class Run:
         A single such step may be correct: a method may learn nothing from some rewards.
         """
         differs = values.get("informative", 0.0) > 0 and not values.get("flat", 0.0)
-        if values["grad_norm"] != 0 or not differs or values["skipped"]:
+        waits = values.get("withheld") and not values["updates"]  # there may be no gradient
+        if values["grad_norm"] != 0 or not differs or values["skipped"] or waits:
             self._zero_gradients = 0
             return
         self._zero_gradients += 1

@@ -324,7 +324,14 @@ def warn_of_rewrites(
 
 
 def warn_of_warmup(config: TrainConfig, recipe: Any) -> None:
-    """Warns if the run ends before a collector, or its policy of help, has its first effect."""
+    """Warns if a run ends before its policy trains, or a collector or its help has an effect."""
+    if (critic := recipe.critic) is not None and critic.warmup >= config.steps:
+        warnings.warn(
+            f"config: the critic of {recipe.name!r} trains alone in the first {critic.warmup} "
+            f"steps, and the run has {config.steps}, so the policy does not train; set a smaller "
+            "warmup of the critic (critic_warmup of a preset), or more steps.",
+            stacklevel=2,
+        )
     for part in collector_parts(recipe.collector):
         policy = getattr(part, "policy", None)
         for each, does, how in (

@@ -79,7 +79,7 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "rollouts ahead of the weights": sampled(asynchrony=AsyncConfig(max_staleness=1)),
     "slots": sampled(sampling=dataclasses.replace(CONFIG.sampling, slots=4)),
     "epochs and minibatches": sampled(recipe="grpo", epochs=2, minibatches=2),
-    "critic": sampled(recipe="ppo_max"),
+    "critic": sampled(recipe=jr.recipes.ppo_max(critic_warmup=2)),
     "refill": sampled(recipe="dapo"),
     "replayed": sampled(recipe="rollout_replay"),
     "moving reference": sampled(recipe=with_moving_reference()),

@@ -158,6 +158,8 @@ def train(recipe: Recipe, steps: int = STEPS) -> None:
         critic["critic_optimizer"] = optax.adam(1e-3)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), **critic)
     critic.pop("critic", None)
+    first = 0 if recipe.critic is None else recipe.critic.warmup  # in which the policy waits
+    state = state._replace(step=state.step + first)
     step = make_step(network, recipe, optimizer, remat="none", **critic)
     for _ in range(steps):
         state, metrics = step(state, batch)
@@ -165,7 +167,7 @@ def train(recipe: Recipe, steps: int = STEPS) -> None:
         assert np.isfinite(value), f"{name} is {value}"
     for leaf in jax.tree.leaves((state.params, state.algo_state, state.critic, state.reference)):
         assert np.isfinite(np.asarray(leaf, np.float64)).all()
-    assert int(state.step) == steps
+    assert int(state.step) == first + steps
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, params)
     assert max(jax.tree.leaves(moved)) > 0
 

@@ -228,6 +228,7 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.gpg(mode="all"), "mode must be one of"),
         (lambda: jr.recipes.ppo_max(lam=2.0), r"lam must be in \[0, 1\]"),
         (lambda: jr.recipes.ppo_max(value_eps=0.0), "ppo_max: value_eps must be above 0"),
+        (lambda: jr.recipes.ppo_max(critic_warmup=-1), "ppo_max: critic_warmup must not be neg"),
         (lambda: jr.recipes.ppo_max(score_clip=0.0), "clip must be above 0"),
         (lambda: jr.recipes.ppo_max(advantage_clip=-1.0), "bound must be above 0"),
         (lambda: jr.recipes.mc_grpo(kl_coef=-1.0), "mc_grpo: kl_coef must not be negative"),

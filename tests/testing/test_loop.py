@@ -30,8 +30,13 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 # One that reads the last update's KL and remembers prompts; the others with -m slow.
 ALWAYS = ("mssr",)
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
-# A run of three steps ends before their first hint, or the first rollout that stops, by default.
-EARLY = {"scaf_grpo": jr.recipes.scaf_grpo(warmup=0), "arrol": jr.recipes.arrol(warmup=1)}
+# A run of three steps ends before their first hint, the first rollout that stops, or the first
+# update of the policy, by default.
+EARLY = {
+    "scaf_grpo": jr.recipes.scaf_grpo(warmup=0),
+    "arrol": jr.recipes.arrol(warmup=1),
+    "ppo_max": jr.recipes.ppo_max(critic_warmup=1),
+}
 DESCENT = OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)
 
 
@@ -294,7 +299,7 @@ def test_help_that_begins_after_the_run_warns():
         load_experiment(dataclasses.replace(config, recipe=recipe))
     for warmup in (None, optax.constant_schedule(1.0), 10_000):  # of other things
         own = SimpleNamespace(policy=SimpleNamespace(warmup=warmup))
-        warn_of_warmup(config, SimpleNamespace(collector=own))
+        warn_of_warmup(config, SimpleNamespace(collector=own, critic=None))
 
 
 @pytest.mark.parametrize(
@@ -302,6 +307,7 @@ def test_help_that_begins_after_the_run_warns():
     [
         ("arrol", 20, r"^config: pruned\(.* warmup=20, .* has no effect in the first 20 steps"),
         ("dots", 2, r"^config: replayed\(.*start=2.* has no effect in the first 2 steps"),
+        ("ppo_max", 50, r"^config: the critic of 'ppo_max' trains alone in the first 50 steps"),
     ],
 )
 def test_a_rule_that_begins_after_the_run_warns(name, first, words):

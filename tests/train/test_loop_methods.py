@@ -73,8 +73,12 @@ def moving_reference():
 RUNS = {
     "spo_tracker": {"recipe": "spo_tracker"},
     "mssr": {"recipe": "mssr"},
-    "ppo_max": {"recipe": "ppo_max", "critic": CRITIC},
-    "texts": {"recipe": jr.recipes.ppo_max(text_coef=1.0), "critic": CRITIC, "data": texts_too()},
+    "ppo_max": {"recipe": jr.recipes.ppo_max(critic_warmup=1), "critic": CRITIC},
+    "texts": {
+        "recipe": jr.recipes.ppo_max(critic_warmup=0, text_coef=1.0),
+        "critic": CRITIC,
+        "data": texts_too(),
+    },
     "moving reference": {"recipe": moving_reference()},
     "controller": {"recipe": "adaptive_kl", "critic": CRITIC, "epochs": 2},
     "capo": {"recipe": "capo", "optimizer": OptimizerConfig(learning_rate=1e-5)},
@@ -165,7 +169,8 @@ def distance(a, b):
 @pytest.mark.slow
 def test_a_mesh_carries_a_critic_and_a_moving_reference(tmp_path):
     rule = jr.bind(jr.regularizers.ema_reference, rate=0.25)
-    changes = {"recipe": jr.recipes.ppo_max().replace(reference=rule), "critic": CRITIC}
+    recipe = jr.recipes.ppo_max(critic_warmup=0).replace(reference=rule)
+    changes = {"recipe": recipe, "critic": CRITIC}
     rows, states = [], []
     for name, mesh in (("one", MeshConfig()), ("eight", MeshConfig(data=2, fsdp=2, tensor=2))):
         result = train(tiny_run(tmp_path / name, steps=1, mesh=mesh, **changes))
@@ -370,8 +375,9 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
     with pytest.raises(ValueError, match="was made with another optimizer or recipe"):
         train(dataclasses.replace(config, recipe="dr_grpo"), resume=True, allow_changed=True)
     with pytest.raises(ValueError, match="was made with another optimizer or recipe"):
+        recipe = jr.recipes.ppo_max(critic_warmup=0)
         train(
-            dataclasses.replace(config, recipe="ppo_max", critic=CRITIC),
+            dataclasses.replace(config, recipe=recipe, critic=CRITIC),
             resume=True,
             allow_changed=True,
         )
@@ -379,7 +385,7 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_critic_that_diverges_ends_the_run(tmp_path):
-    plain = jr.recipes.ppo_max()
+    plain = jr.recipes.ppo_max(critic_warmup=2)
 
     def broken(values, old_values, returns, mask):
         return plain.critic.loss(values, old_values, returns, mask) * np.nan

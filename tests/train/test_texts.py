@@ -54,7 +54,7 @@ def test_a_step_with_texts_is_one_without_them_and_that_of_their_likelihood(mini
     absent = batch.replace(
         where=batch.where & ~TEXTS, mask=batch.mask & ~TEXTS[..., None], extras={}
     )
-    options = {"whiten": True, "kl_coef": 0.1}
+    options = {"whiten": True, "kl_coef": 0.1, "critic_warmup": 0}
     recipe, plain = jr.recipes.ppo_max(text_coef=COEF, **options), jr.recipes.ppo_max(**options)
     state, metrics = stepped(recipe, batch, minibatches=minibatches, microbatches=2)
     want, expected = stepped(plain, absent, minibatches=minibatches, microbatches=2)
@@ -86,7 +86,7 @@ def with_texts():
 def test_a_run_of_ppo_max_learns_texts_and_trains_its_critic_on_rollouts(tmp_path):
     config = tiny_run(
         tmp_path,
-        recipe=jr.recipes.ppo_max(text_coef=1.0),
+        recipe=jr.recipes.ppo_max(critic_warmup=0, text_coef=1.0),
         critic=OptimizerConfig(learning_rate=1e-2),
         data=dataclasses.replace(CONFIG.data, prompts=with_texts),
         steps=3,
@@ -109,7 +109,7 @@ def test_a_run_of_ppo_max_learns_texts_and_trains_its_critic_on_rollouts(tmp_pat
 def test_data_without_the_column_are_refused_in_one_sentence(tmp_path):
     config = tiny_run(
         tmp_path,
-        recipe=jr.recipes.ppo_max(text_coef=1.0),
+        recipe=jr.recipes.ppo_max(critic_warmup=0, text_coef=1.0),
         critic=OptimizerConfig(learning_rate=1e-2),
     )
     with pytest.raises(ValueError, match="plain_texts: prompt 'q00' .*'pretraining'") as error:

@@ -65,8 +65,8 @@ METHODS = (
         ("advantages.clip", "advantages.scale_scores", "advantages.score_deviation",
         "advantages.score_scaler", "advantages.update_moments", "curation.plain_texts",
         "surrogates.ppo_clip"),
-        preset="ppo_max", missing="the critic's training before the policy's; the loss on texts of "
-        "pretraining, unless text_coef is given"),
+        preset="ppo_max", missing="the loss on texts of pretraining (weight 0 in the released "
+        "scripts), unless text_coef is given"),
     Method("gae_token", "GAE over tokens, skipping observations, with turn rewards on last tokens",
         "1506.02438", "advantage", ("advantages.gae", "advantages.turn_end_rewards",
         "advantages.turn_ends"), preset="gae_token"),

@@ -679,6 +679,10 @@ PEER_NAMES = (
     PeerName("verl", "critic.optim.lr", "",
         "jr.train.TrainConfig.critic", (),
         "Its jr.train.OptimizerConfig; None has the options of the policy's. 1e-5 unless set."),
+    PeerName("verl", "trainer.critic_warmup", "",
+        "jr.bind(jr.recipes.Critic, warmup=9)", (),
+        "As for critic_warmup=10: verl counts steps from 1 and updates the policy from step "
+        "critic_warmup on. It also updates the coefficient of the KL in these steps."),
     PeerName("verl", "actor_rollout_ref.model.lora_rank", "",
         "jr.train.LoRAConfig.rank", (),
         "0 switches it off in verl, None here. lora_alpha is alpha: 16 unless set, ours 32."),
@@ -856,6 +860,10 @@ PEER_NAMES = (
         "jr.train.TrainConfig.minibatches", (),
         "OpenRLHF gives the completions of a minibatch, here their number is given."),
     PeerName("OpenRLHF", "--train.max_epochs", "", "jr.train.TrainConfig.epochs"),
+    PeerName("OpenRLHF", "--critic.freezing_steps", "",
+        "jr.bind(jr.recipes.Critic, warmup=11)", (),
+        "As for freezing_steps=10: OpenRLHF counts steps from 0 and updates the policy after step "
+        "freezing_steps, -1 unless set."),
     PeerName("OpenRLHF", "--actor.adam.lr", "", "jr.train.OptimizerConfig.learning_rate"),
     PeerName("OpenRLHF", "--actor.adam.betas", "",
         "jr.train.OptimizerConfig.b2", (), "0.9 and 0.95 unless set; b1 and b2 are 0.9 and 0.999."),

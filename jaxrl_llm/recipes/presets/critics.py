@@ -29,6 +29,7 @@ def ppo(
     eps_high: float,
     after: Sequence[Transform] = (),
     computed: Sequence[Computed] = (),
+    critic_warmup: int = 0,
 ) -> Recipe:
     """The base of PPO presets: advantages and targets of a critic from token rewards.
 
@@ -38,15 +39,19 @@ def ppo(
       credit, returns: Functions of token rewards and values: the advantages, the critic's targets.
       after: Functions applied to the advantages, such as whitening.
       computed: As in a Recipe.
+      critic_warmup: Number of first steps in which the critic alone trains.
     """
     checks.check_positive(name, value_eps=value_eps)
+    checks.check_non_negative(name, critic_warmup=critic_warmup)
     return from_base(
         name=name,
         computed=tuple(computed),
         advantage=chain(stateless(token_rewards), stateless(credit), *after),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         critic=Critic(
-            returns=pipe(token_rewards, returns), loss=bind(surrogates.value_loss, eps=value_eps)
+            returns=pipe(token_rewards, returns),
+            loss=bind(surrogates.value_loss, eps=value_eps),
+            warmup=critic_warmup,
         ),
         paper=paper,
         group_relative=False,
@@ -119,6 +124,7 @@ def ppo_max(
     score_clip: float | None = 10.0,
     whiten: bool = False,
     advantage_clip: float | None = None,
+    critic_warmup: int = 50,
     text_coef: float = 0.0,
     text_share: float = 0.5,
     column: str = "pretraining",
@@ -130,6 +136,7 @@ def ppo_max(
         A = gae(R, V; gamma, lam), optionally whitened and clipped;  returns = gae + V
         critic's token loss = max((V - returns)^2, (clipped V - returns)^2) / 2
         policy's loss = mean of its token loss - text_coef mean of logp over tokens of texts
+        the first critic_warmup steps of a run train the critic alone
 
     It is best to start the critic from a reward model, and policy and reference from one model.
     Texts have no rewards and values: they are in no score, advantage or target.
@@ -140,6 +147,8 @@ def ppo_max(
       score_clip: Largest magnitude of a scaled score; None for no bound.
       whiten: Whether advantages are shifted and scaled over the tokens of the batch.
       advantage_clip: Largest magnitude of an advantage (0.5 in the paper's study); None for none.
+      critic_warmup: Number of first steps of a run in which only the critic trains, on rollouts of
+        the first policy; 0 for none.
       text_coef: Weight of the loss on texts of the pretraining (PPO-ptx); 0 for no texts.
       text_share: Share of the groups of a batch that are texts.
       column: Column of the data with a text in each row.
@@ -154,12 +163,14 @@ def ppo_max(
       Zheng et al., Secrets of RLHF, PPO-max (arXiv:2307.04964), as in MOSS-RLHF. The numbers are
       the defaults of its options. Its scripts scale the scores without clipping them, have a
       penalty of 0.1 (Chinese) or 0.01 (English), and make one update per batch, as here, in which
-      the clips of the ratio and the values have no effect. The paper adds the loss on texts of
-      InstructGPT (arXiv:2203.02155, whose weight is 27.8) and gives no weight; the scripts have the
-      weight 0, and one text per response, dialogues of which only the replies train. Here all
-      tokens of a text train, up to the maximum length of a response. Not included: the training of
-      the critic before the policy's, the entropy term (its weight is 0 there), and gradient
-      clipping, which belongs to the optimizer.
+      the clips of the ratio and the values have no effect. The paper trains the critic on rollouts
+      of a fixed policy before PPO and gives no number of steps; the released code has no such phase
+      (``critic_warmup=0``). The 50 steps are those of VAPO (arXiv:2504.05118), whose targets in
+      them are plain returns (lam 1); here they are those of every step. The paper adds the loss on
+      texts of InstructGPT (arXiv:2203.02155, whose weight is 27.8) and gives no weight; the scripts
+      have the weight 0, and one text per response, dialogues of which only the replies train. Here
+      all tokens of a text train, up to the maximum length of a response. Not included: the entropy
+      term (its weight is 0 there), and gradient clipping, which belongs to the optimizer.
     """
     scaled = bind(advantages.scale_scores, clip=score_clip)
     shaped = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef)
@@ -179,6 +190,7 @@ def ppo_max(
         value_eps=value_eps,
         eps_low=eps_low,
         eps_high=eps_high,
+        critic_warmup=critic_warmup,
     )
     return recipe.replace(text_coef=text_coef, collector=texts)
 

@@ -286,7 +286,7 @@ def pf_ppo(
     """PPO on rollouts with reliable rewards, some of them repeated.
 
         rollouts of a group ~ weights of the rule, with replacement
-        loss: ppo_max
+        loss: ppo_max, without its critic_warmup
 
     Args:
       rule: See :func:`jaxrl_llm.curation.filtration_weights`.
@@ -301,7 +301,7 @@ def pf_ppo(
     collector = curation.downsampled(
         bind(curation.resample_groups, rule=rule), oversample=oversample
     )
-    recipe = ppo_max(kl_coef=kl_coef, eps_low=eps_low, eps_high=eps_high)
+    recipe = ppo_max(kl_coef=kl_coef, critic_warmup=0, eps_low=eps_low, eps_high=eps_high)
     return recipe.replace(
         name="pf_ppo", collector=collector, minibatches=4, paper="arXiv:2409.06957"
     )

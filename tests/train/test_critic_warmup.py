@@ -1,0 +1,346 @@
+"""The first steps of a run, in which the critic alone trains: steps, and whole runs."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+from test_checkpoint import assert_same
+from tiny_run import CONFIG, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.recipes import Computed
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import (
+    AsyncConfig,
+    CheckpointConfig,
+    OptimizerConfig,
+    init_critic,
+    init_state,
+    make_mesh,
+    make_step,
+    train,
+)
+from jaxrl_llm.train.mesh import place_batch
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+CRITIC = OptimizerConfig(learning_rate=1e-2)
+ADAM = optax.adamw(1e-2, weight_decay=0.1)
+
+
+def batch_of(seed=0):
+    """Rewards that differ, and a reference that is not the policy."""
+    rng = np.random.default_rng(seed)
+    batch = make_batch(rewards=rng.normal(size=(8, 3)).astype(np.float32), seed=seed)
+    ref_logp = -rng.uniform(1.0, 9.0, batch.mask.shape)
+    return batch.replace(ref_logp=jnp.asarray(ref_logp, jnp.float32))
+
+
+def first_state(recipe, *, reference=None, mesh=None):
+    model, params = tiny_model(num_layers=1)
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    critic = init_critic(model, params, key=jax.random.key(1))
+    return init_state(
+        params,
+        ADAM,
+        recipe,
+        key=jax.random.key(0),
+        critic=critic,
+        critic_optimizer=ADAM,
+        reference=reference,
+        mesh=mesh,
+    )
+
+
+def step_of(recipe, **options):
+    model = tiny_model(num_layers=1)[0]
+    options = {"remat": "none", "donate": False} | options
+    return make_step(model, recipe, ADAM, critic_optimizer=ADAM, **options)
+
+
+def stepped(recipe, state, steps=1, **options):
+    """The states and the metrics after each of some steps."""
+    step, seen = step_of(recipe, **options), []
+    for seed in range(steps):
+        state, metrics = step(state, batch_of(seed))
+        seen.append((state, metrics))
+    return seen
+
+
+def same(a, b):
+    """Whether all leaves are equal, bit for bit."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
+
+
+def assert_close(a, b, **tolerances):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerances), a, b)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"epochs": 2, "minibatches": 2, "microbatches": 4}],
+    ids=["one update", "several"],
+)
+def test_only_the_critic_moves_and_then_both_do_as_without_a_warmup(options):
+    waiting, plain = (jr.recipes.ppo_max(critic_warmup=n, kl_coef=0.1) for n in (2, 0))
+    start = first_state(waiting)
+    one, two, three = stepped(waiting, start, 3, **options)
+    updates = options.get("epochs", 1) * options.get("minibatches", 1)
+    for state, metrics in (one, two):
+        assert same((state.params, state.opt_state), (start.params, start.opt_state))
+        made = [float(metrics[x]) for x in ("updates", "withheld", "skipped", "critic_updates")]
+        assert made == [0, updates, 0, updates]
+        assert float(metrics["grad_norm"]) == float(metrics["update_norm"]) == 0
+    assert not same(one[0].critic.params, start.critic.params)
+    assert not same(two[0].critic.params, one[0].critic.params)
+    # The critic learns as beside a policy that trains: from the same values, targets and scores.
+    step = step_of(plain, **options)
+    want, expected = step(start, batch_of(0))
+    assert_close(one[0].critic, want.critic, atol=1e-6)
+    assert_close(one[0].algo_state, want.algo_state, rtol=1e-6)
+    assert one[1].keys() == expected.keys() | {"withheld"}
+    alike = ["reward", "ref_kl", "tokens", "critic_loss", "critic_grad_norm"]
+    alike += ["loss", "entropy"] if updates == 1 else []  # the same policy in all updates
+    for name in alike:
+        np.testing.assert_allclose(one[1][name], expected[name], rtol=1e-4, err_msg=name)
+    # Then a step is one without a warmup from there, with the optimizer at its start.
+    want, expected = step(two[0], batch_of(2))
+    assert not same(three[0].params, two[0].params)
+    assert_close(three[0].params, want.params, atol=2e-5)
+    counts = [x for x in jax.tree.leaves(three[0].opt_state) if x.dtype == jnp.int32]
+    assert set(map(int, counts)) == {updates}
+    assert_close({**three[1], "withheld": 0.0}, {**expected, "withheld": 0.0}, rtol=1e-3, atol=1e-5)
+    assert float(three[1]["withheld"]) == 0 and int(three[0].step) == 3
+
+
+def test_after_the_warmup_a_scale_of_the_recipe_is_the_scale():
+    def half(advantages):
+        return jnp.float32(0.5)
+
+    scaled = jr.recipes.ppo_max(critic_warmup=1)
+    scaled = scaled.replace(computed=(*scaled.computed, Computed("update_scale", half, "batch")))
+    state = first_state(scaled)._replace(step=jnp.int32(1))
+    plain = jr.recipes.ppo_max(critic_warmup=0)
+    (whole, _), *_ = stepped(plain, first_state(plain))
+    (moved, metrics), *_ = stepped(scaled, state)
+    want = jax.tree.map(lambda a, b: a + 0.5 * (b - a), state.params, whole.params)
+    assert_close(moved.params, want, atol=1e-6)
+    (still, metrics), *_ = stepped(scaled, first_state(scaled))
+    assert same(still.params, state.params) and float(metrics["withheld"]) == 1
+
+
+def learner():
+    """A controller that counts its batches, and apart from them what it learned from updates."""
+
+    def update(rewards, state):
+        return jnp.float32(1.0), state + jnp.array([1.0, 0.0])
+
+    def learn(state, logp):
+        return state + jnp.array([0.0, 1.0])
+
+    return jr.Transform(lambda: jnp.zeros(2), update, learn)
+
+
+def watcher():
+    """A controller that remembers the KL of the last update."""
+
+    def update(rewards, state, *, last_kl):
+        return jnp.float32(1.0), state + 1 + last_kl
+
+    return jr.Transform(lambda: jnp.float32(0.0), update)
+
+
+def test_what_follows_the_policy_waits_for_it():
+    """A controller of the KL would fall while the policy is its reference."""
+    recipe = jr.recipes.adaptive_kl(initial=0.5, target=1e-3, horizon=10.0)
+    others = (Computed("learner", learner(), "controller"), Computed("kl", watcher(), "controller"))
+    read = [jr.given(jr.regularizers.kl_to_reference, coef=name) for name in ("learner", "kl")]
+    recipe = recipe.replace(
+        critic=dataclasses.replace(recipe.critic, warmup=2),
+        computed=(*recipe.computed, *others),
+        regularizers=tuple(read),
+    )
+    assert recipe.policy_controllers == {"kl_coef", "kl"}
+    seen = stepped(recipe, first_state(recipe), 4)
+    of = [state.algo_state for state, _ in seen]
+    assert [float(x.controllers["kl_coef"]) for x in of[:2]] == [0.5, 0.5]
+    assert float(of[2].controllers["kl_coef"]) != 0.5
+    assert [x.controllers["learner"].tolist() for x in of] == [[1, 0], [2, 0], [3, 1], [4, 2]]
+    assert [float(x.last_kl) for x in of[:2]] == [0, 0] and float(of[2].last_kl) > 0
+    assert [float(x.controllers["kl"]) for x in of[:3]] == [0, 0, 1]
+    np.testing.assert_allclose(float(of[3].controllers["kl"]), 2 + float(of[2].last_kl), rtol=1e-6)
+    # Without a warmup it moves from the first step on.
+    at_once = recipe.replace(critic=dataclasses.replace(recipe.critic, warmup=0))
+    ((state, _),) = stepped(at_once, first_state(at_once))
+    assert float(state.algo_state.controllers["kl_coef"]) != 0.5
+
+
+def warmed(warmup=2, **slots):
+    return jr.recipes.ppo_max(critic_warmup=warmup).replace(**slots)
+
+
+def test_a_moving_reference_counts_the_steps_after_the_warmup():
+    other = tiny_model(num_layers=1, seed=3)[1]
+    rule = jr.bind(jr.regularizers.ema_reference, rate=0.5)
+    recipe = warmed(reference=rule)
+    start = first_state(recipe, reference=other)
+    (one, _), (two, _), (three, _) = stepped(recipe, start, 3)
+    assert same(one.reference, other) and same(two.reference, other)
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, other, three.params)
+    assert_close(three.reference, mean, atol=1e-6)
+    # Also where a step has no batch to train on.
+    passed = step_of(recipe).pass_over(start)
+    assert same(passed.reference, other) and int(passed.step) == 1
+    recipe = warmed(reference=jr.bind(jr.regularizers.reset_reference, every=2))
+    steps = stepped(recipe, first_state(recipe, reference=other), 4)
+    assert [same(state.reference, other) for state, _ in steps] == [True, True, True, False]
+    assert same(steps[3][0].reference, steps[3][0].params)
+
+
+def above_earlier(logp, earlier_logp):
+    return 0.1 * (logp - earlier_logp)
+
+
+def test_what_moves_the_policy_by_itself_waits_too():
+    recipe = warmed(warmup=1, reference=jr.regularizers.extrapolated(every=1, alpha=0.3))
+    start = first_state(recipe)
+    (one, _), (two, _) = stepped(recipe, start, 2)
+    assert same((one.params, one.reference), (start.params, start.reference))
+    assert not same(two.params, one.params) and not same(two.reference, one.reference)
+    earlier = jr.regularizers.earlier_policies(weights=(2.0, 1.0), every=1)
+    recipe = warmed(warmup=1, earlier=earlier, regularizers=(above_earlier,))
+    (one, _), (two, _) = stepped(recipe, first_state(recipe), 2)
+    assert [int(state.earlier.count) for state in (one, two)] == [1, 2]
+    assert same(two.earlier.policies[0], two.params)
+
+
+def test_a_loop_of_ones_own_waits_for_the_critic():
+    recipe = jr.recipes.ppo_max(critic_warmup=1, kl_coef=0.0)
+    model, state = tiny_model(num_layers=1)[0], first_state(recipe)
+    zeros = jnp.zeros(batch_of().mask.shape)
+    batch = batch_of().replace(extras={"values": zeros, "old_values": zeros[..., None]})
+    ready, _ = recipe.prepare(batch, state.algo_state)
+    gradients = jr.train.make_gradients(model, recipe)
+    first = state.params
+    for withheld in (1, 0):
+        state, metrics = jr.train.apply_gradients(ADAM, state, gradients(state, ready))
+        assert [metrics["withheld"], metrics["updates"]] == [withheld, 1 - withheld]
+        assert same(state.params, first) == bool(withheld)
+
+
+@pytest.mark.slow
+def test_a_mesh_waits_as_one_device_does():
+    recipe, mesh = jr.recipes.ppo_max(critic_warmup=1), make_mesh(data=2, fsdp=2, tensor=2)
+    one = stepped(recipe, first_state(recipe), 2)
+    start = first_state(recipe, mesh=mesh)
+    step, state = step_of(recipe, mesh=mesh), start
+    for seed, (want, expected) in enumerate(one):
+        state, metrics = step(state, place_batch(batch_of(seed), mesh))
+        assert same(state.params, start.params) == (seed == 0)
+        assert_close(jax.device_get(state.params), want.params, atol=1e-4)
+        np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-4)
+        assert [x.sharding for x in jax.tree.leaves(state.params)] == [
+            x.sharding for x in jax.tree.leaves(start.params)
+        ]
+
+
+def products(jaxpr):
+    """How often a program multiplies matrices, and such numbers of each branch of its choices."""
+    count, choices = 0, []
+    for equation in jaxpr.eqns:
+        count += equation.primitive.name == "dot_general"
+        inner = [
+            products(getattr(sub, "jaxpr", sub))
+            for value in equation.params.values()
+            for sub in (value if isinstance(value, (tuple, list)) else (value,))
+            if hasattr(getattr(sub, "jaxpr", sub), "eqns")
+        ]
+        count += sum(x for x, _ in inner)
+        choices += [choice for _, below in inner for choice in below]
+        if equation.primitive.name == "cond":
+            choices.append([x for x, _ in inner])
+    return count, choices
+
+
+def test_a_step_of_the_warmup_computes_no_gradient_of_the_policy():
+    recipe = jr.recipes.ppo_max(critic_warmup=1)
+    step, state = step_of(recipe), first_state(recipe)
+    inner, key = step._split(state)
+    program = jax.make_jaxpr(step._step)(inner, batch_of(), key, (), ())
+    _, choices = products(program.jaxpr)
+    (choice,) = [x for x in choices if all(x)]
+    trains, waits = choice
+    assert 0 < 2 * waits < trains
+
+
+def test_a_run_by_the_name_of_ppo_max_trains_its_critic_first(tmp_path):
+    """Also past ``max_skipped``, and without a warning that nothing is learned."""
+    config = tiny_run(
+        tmp_path,
+        recipe="ppo_max",
+        critic=CRITIC,
+        steps=52,
+        max_skipped=2,
+        optimizer=OptimizerConfig(learning_rate=1e-2, decay_steps=4),
+        checkpoint=CheckpointConfig(every=50, keep=3),
+    )
+    lines = []
+    result = train(config, log=lines.append)
+    assert any(", the critic alone in the first 50;" in line for line in lines)
+    rows = result.history
+    assert [row["updates"] for row in rows] == [0] * 50 + [1, 1]
+    assert [row["withheld"] for row in rows] == [1] * 50 + [0, 0]
+    assert all(row["update_norm"] == row["grad_norm"] == 0 for row in rows[:50])
+    assert max(abs(row["ref_kl"]) for row in rows[:50]) < 1e-6 < rows[51]["ref_kl"]
+    assert all(row["critic_update_norm"] > 0 for row in rows)
+    assert rows[49]["learning_rate"] == rows[50]["learning_rate"] == pytest.approx(1e-2)
+    assert rows[51]["learning_rate"] == pytest.approx(7.5e-3)
+    losses = [row["critic_loss"] for row in rows]
+    assert np.mean(losses[40:50]) < np.mean(losses[:3])
+    assert int(result.state.algo_state.controllers["score_std"].count) == 52 * 8
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Three steps, two of which train the critic alone."""
+    config = tiny_run(
+        tmp_path_factory.mktemp("whole"),
+        recipe=jr.recipes.ppo_max(critic_warmup=2),
+        critic=CRITIC,
+        steps=3,
+        checkpoint=CheckpointConfig(every=1),
+    )
+    return config, train(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_resume_in_the_warmup_and_after_it_is_exact(whole_run, tmp_path, last):
+    config, whole = whole_run
+    shutil.copytree(config.run_dir, tmp_path / "run")
+    for step in range(last + 1, 4):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
+    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
+    assert_same(again.state, whole.state)
+    assert [row["withheld"] for row in again.history] == [1, 1, 0]
+    first = CONFIG.model()[1]
+    assert not same(again.state.params, first)
+
+
+@pytest.mark.slow
+def test_a_run_in_the_warmup_warns_and_leaves_the_policy(tmp_path):
+    config = tiny_run(
+        tmp_path, recipe="ppo_max", critic=CRITIC, steps=2, asynchrony=AsyncConfig(max_staleness=1)
+    )
+    with pytest.warns(UserWarning, match="'ppo_max' trains alone in the first 50 steps, and the"):
+        state = train(config).state
+    first = CONFIG.model()[1]
+    assert same(state.params, first) and not same(state.critic.params["model"], first)
