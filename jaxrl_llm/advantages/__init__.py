@@ -27,6 +27,7 @@ gpg                          minus the group mean, rescaled for groups that carr
 otb                          minus a baseline per position, weighted by the gradient before it
 reinforce_pp                 returns of tokens, whitened over the batch
 gae                          from a critic's values
+length_adaptive_gae          the same, with a lambda that grows with the response
 turn_gae, poad, pdppo        from a critic's values at turns, or with a discount between turns
 hae, hiper                   from three critics: of subgoals, actions, and switches of subgoal
 egae                         GAE for responses that were cut off
@@ -184,6 +185,7 @@ from jaxrl_llm.advantages.returns import (
     gae,
     gae_returns,
     kl_shaped_rewards,
+    length_adaptive_gae,
     reward_to_go,
     terminal_rewards,
 )
@@ -336,6 +338,7 @@ __all__ = [
     "kl_forgetting",
     "kl_shaped_rewards",
     "last_visit",
+    "length_adaptive_gae",
     "log_comb",
     "m_grpo",
     "of_calls",

@@ -273,6 +273,54 @@ def gae_returns(
     return advantages + masking.zero_masked(values, mask)
 
 
+@traits(token_values=True)
+def length_adaptive_gae(
+    token_rewards: Array,
+    values: Array,
+    mask: Array,
+    *,
+    gamma: float | Array = 1.0,
+    alpha: float = 0.05,
+    bootstrap_value: Array | None = None,
+) -> Array:
+    """:func:`gae` with a lambda that grows with the length of the response.
+
+        lam = max(0, 1 - 1 / (alpha l)),    l the number of unmasked tokens
+
+    Without a discount the weights ``lam^k`` of a long response's errors add up to about ``alpha l``
+    tokens, the same share of every response. With a constant 0.95 they add up to 20 tokens, so the
+    reward at the end of a long response does not reach its beginning.
+
+    Args:
+      token_rewards, values, mask, gamma, bootstrap_value: As in :func:`gae`.
+      alpha: Share of a response over which errors are added up, above 0.
+
+    Returns:
+      Advantages ``[..., T]``.
+
+    Raises:
+      ValueError: If ``alpha`` is not above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards, values = jnp.array([[0.0, 1.0]]), jnp.array([[0.5, 0.25]])
+      >>> mask = jnp.ones((1, 2), bool)
+      >>> jr.advantages.length_adaptive_gae(rewards, values, mask, alpha=1.0).tolist()
+      [[0.125, 0.75]]
+
+    References:
+      Yue et al., VAPO (arXiv:2504.05118). The formula is negative for responses of fewer than
+      ``1 / alpha`` tokens; 0, their one-step error, is ours.
+    """
+    name = "length_adaptive_gae"
+    checks.check_positive(name, finite=True, alpha=alpha)
+    checks.check_mask(name, mask)
+    lengths = jnp.sum(mask, axis=-1, keepdims=True)
+    lam = jnp.maximum(1.0 - 1.0 / (alpha * jnp.maximum(lengths, 1)), 0.0)
+    return _estimate(name, token_rewards, values, mask, gamma, lam, bootstrap_value)
+
+
 def _estimate(function, token_rewards, values, mask, gamma, lam, bootstrap_value) -> Array:
     values, following = check_values(
         function, token_rewards, values, mask, bootstrap_value, gamma=gamma, lam=lam

@@ -12,6 +12,7 @@ from jaxrl_llm.advantages import (
     gae,
     gae_returns,
     kl_shaped_rewards,
+    length_adaptive_gae,
     reward_to_go,
     terminal_rewards,
     whiten,
@@ -66,6 +67,31 @@ def test_equals_the_float64_reference(kl_coef, gamma, lam, bootstrapped):
         rtol=2e-5,
         atol=2e-6,
     )
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.3, 2.0])
+def test_lambda_grows_with_the_length_of_the_response(alpha):
+    rewards, values, mask, *_ = data(6)
+    token_rewards = np.asarray(terminal_rewards(rewards, mask))
+    bootstrap = rewards[:, ::-1]
+    found = jax.jit(length_adaptive_gae, static_argnames="alpha")(
+        token_rewards, values, mask, gamma=0.9, alpha=alpha, bootstrap_value=bootstrap
+    )
+    for index in np.ndindex(*mask.shape[:-1]):
+        length = mask[index].sum()
+        lam = max(1 - 1 / (alpha * length), 0.0) if length else 0.0
+        one = index[0], slice(index[1], index[1] + 1)
+        row = token_rewards[one], values[one], mask[one], 0.9, lam, bootstrap[one]
+        np.testing.assert_allclose(found[one], reference(*row), rtol=2e-5, atol=2e-6)
+
+
+def test_a_long_response_has_a_lambda_of_its_length():
+    # VAPO's alpha: at 1,000 tokens a lambda of 0.98, at 20 and fewer the one-step error.
+    mask = jnp.arange(1000) < jnp.array([[1000], [20], [7]])
+    rewards = terminal_rewards(jnp.ones(3), mask)
+    found = length_adaptive_gae(rewards, jnp.zeros(mask.shape), mask)
+    np.testing.assert_allclose(found[0, 900], 0.98**99, rtol=1e-4)
+    np.testing.assert_array_equal(found[1:], rewards[1:])
 
 
 def test_ppo_is_a_chain():
@@ -176,7 +202,9 @@ X, MASK = jnp.ones((2, 3)), jnp.ones((2, 3), bool)
         ),
     ],
 )
-@pytest.mark.parametrize("function", [gae, gae_returns])
+@pytest.mark.parametrize("function", [gae, gae_returns, length_adaptive_gae])
 def test_bad_input(function, error, match, arrays, options):
+    if function is length_adaptive_gae and "lam" in options:
+        options, match = {"alpha": 0.0}, "alpha must be above 0"
     with pytest.raises(error, match=f"{function.__name__}: .*({match})"):
         function(*arrays, **options)

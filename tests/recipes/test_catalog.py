@@ -153,7 +153,7 @@ def test_a_table_for_a_terminal_is_aligned_and_at_most_100_wide():
     assert "whole" in by_key["gspo"]
     assert "in part" in catalog.as_table([in_part("gspo")]).splitlines()[1]
     assert "whole" in by_key["gspo"]
-    assert "whole" not in by_key["ppo_clip"] and "in part" not in by_key["ppo_clip"]
+    assert "whole" not in by_key["gspo_token"] and "in part" not in by_key["gspo_token"]
 
 
 def in_part(key):

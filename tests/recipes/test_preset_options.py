@@ -89,6 +89,7 @@ REQUIRED = {
     "hiper_hae": "old_values ref_logp subgoal_ids switches token_roles truncated turn_ids "
     "turn_rewards turn_where values",
     "poad": "entropy old_values turn_ids turn_rewards turn_where values",
+    "ppo": "old_values values",
     "ppo_max": "old_logp old_values ref_logp values",
     "prompt_gdro": "prompt_ids ref_logp",
     "ps_grpo": "similarity",
@@ -124,6 +125,8 @@ REQUIRED = {
     "seppo": "ref_logp steered",
     "lspo": "embeddings prompt_ids ref_logp",
     "vlm_spo": "ref_logp reward_components",
+    "vapo": "old_values values",
+    "vc_ppo": "old_values values",
     "vtrace": "behavior_logp old_logp old_values values",
     "vespo": "behavior_logp",
     "xrpo": "old_logp",
@@ -187,9 +190,9 @@ def test_what_a_preset_requires(name):
             "group_relative",
             False,
             "adaptive_kl bco cgpo gae_token gae_turn gkd hiper_hae iw_opd kto minillm mssr "
-            "on_policy_distillation otr pav pdppo pf_ppo poad ppo_max process_reward_model "
+            "on_policy_distillation otr pav pdppo pf_ppo poad ppo ppo_max process_reward_model "
             "reinforce_pp remax safe sdpo sft span_distillation spo_chain spo_tracker t_ppo "
-            "v05_baseline vineppo vtrace",
+            "v05_baseline vapo vc_ppo vineppo vtrace",
         ),
         (
             "uses_ratio",
@@ -227,6 +230,14 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.otb(eps_low=-0.1), "eps_low must not be negative"),
         (lambda: jr.recipes.gpg(mode="all"), "mode must be one of"),
         (lambda: jr.recipes.ppo_max(lam=2.0), r"lam must be in \[0, 1\]"),
+        (lambda: jr.recipes.ppo(kl_estimator="k3"), "kl_estimator='k3' has no effect with kl_coef"),
+        (lambda: jr.recipes.ppo(kl_coef=-1.0), "ppo: kl_coef must not be negative"),
+        (lambda: jr.recipes.vapo(alpha=0.0), "length_adaptive_gae: alpha must be above 0"),
+        (lambda: jr.recipes.vapo(imitation_coef=-0.1), "imitation_coef must not be negative"),
+        (
+            lambda: jr.recipes.vapo(imitation_coef=0.0, above=0.5),
+            "above=0.5 has no effect with imitation_coef 0",
+        ),
         (lambda: jr.recipes.ppo_max(value_eps=0.0), "ppo_max: value_eps must be above 0"),
         (lambda: jr.recipes.ppo_max(critic_warmup=-1), "ppo_max: critic_warmup must not be neg"),
         (lambda: jr.recipes.ppo_max(score_clip=0.0), "clip must be above 0"),
@@ -419,6 +430,7 @@ BESIDE = {
     ("hapo", "overlong_factor"): {"length": 8},
     ("ppo_max", "text_share"): {"text_coef": 27.8},
     ("ppo_max", "column"): {"text_coef": 27.8},
+    ("ppo", "kl_estimator"): {"kl_coef": 0.1},
     ("practitioner_recipe", "lam"): {"estimator": "ppo"},
     ("practitioner_recipe", "value_eps"): {"estimator": "ppo"},
     ("rollout_correction", "keep_denominator"): {"reject": (jr.corrections.veto_mask,)},

@@ -1,4 +1,4 @@
-"""Presets with a critic at turns, off policy, and with values of prefixes: the loss in float64."""
+"""Presets with a critic, at turns, off policy, and values of prefixes: the loss in float64."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -117,6 +117,20 @@ def of_turns(batch, gamma, lam, post=False):
     return a, y, learns
 
 
+def of_rewards(batch, gamma, lam, critic_lam, kl_coef=0.0):
+    """PPO of one reward at the end; ``lam`` may be a function of the number of tokens."""
+    a, y = np.zeros((P, G, T)), np.zeros((P, G, T))
+    for index, tokens, of in rollouts(batch):
+        v, n = of("values")[tokens], len(tokens)
+        old, ref = (np.float64(x[index])[tokens] for x in (batch.old_logp, batch.ref_logp))
+        r = -kl_coef * (old - ref)
+        r[-1] += float(batch.rewards[index])
+        after, trace = np.append(v[1:], 0), lam(n) if callable(lam) else lam
+        a[index][tokens] = back(r, v, after, [gamma] * n, [trace] * n)
+        y[index][tokens] = v + back(r, v, after, [gamma] * n, [critic_lam] * n)
+    return a, y, np.asarray(batch.mask)
+
+
 def t_ppo(batch):
     a, y, mask = np.zeros((P, G, T)), np.zeros((P, G, T)), np.asarray(batch.mask)
     cut = np.asarray(batch.extras["unfinished"])
@@ -185,6 +199,13 @@ CASES = {
     "gae_turn": ({"gamma": 0.9, "lam": 0.8}, lambda b: of_turns(b, 0.9, 0.8)),
     "poad": ({"gamma": 0.8, "entropy_coef": 0.0}, lambda b: of_tokens(b, 0.8, 1.0, 0.95)),
     "pdppo": ({"gamma": 0.9}, lambda b: of_turns(b, 0.9, 0.95, post=True)),
+    "ppo": (
+        {"gamma": 0.9, "lam": 0.8, "critic_lam": 0.6, "kl_coef": 0.3},
+        lambda b: of_rewards(b, 0.9, 0.8, 0.6, 0.3),
+    ),
+    "vc_ppo": ({"gamma": 0.9}, lambda b: of_rewards(b, 0.9, 0.95, 1.0)),
+    # Of the lengths here, 2 and 4 tokens have a lambda of 0.
+    "vapo": ({"alpha": 0.2}, lambda b: of_rewards(b, 1.0, lambda n: max(1 - 5 / n, 0), 1.0)),
     "t_ppo": ({"drop_tail": 1}, t_ppo),
     "vtrace": ({"gamma": 0.9}, vtrace),
     "vineppo": ({}, of_segments),
@@ -208,10 +229,13 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
         loss = -a * logp
     else:
         ratio = np.exp(np.float64(logp) - np.float64(batch.old_logp))
-        loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
+        loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.28 if name == "vapo" else 1.2) * a)
     if name == "spo_chain":
         difference = np.float64(batch.ref_logp) - np.float64(logp)
         loss = loss + 0.3 * (np.exp(difference) - 1 - difference)
+    if name == "vapo":  # the mean over the tokens of right responses
+        right = mask & (np.asarray(batch.rewards) > 0)[..., None]
+        loss = loss - 0.1 * np.where(right, np.float64(logp), 0.0) * mask.sum() / right.sum()
     found = recipe.loss(jnp.asarray(logp), prepared)
     np.testing.assert_allclose(found, loss[trains].mean(), rtol=2e-4)
     if y is None:

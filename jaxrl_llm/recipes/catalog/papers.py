@@ -120,7 +120,9 @@ PAPERS = (
     Paper("MC-GRPO: Median-Centered Group Relative Policy Optimization for Small-Rollout "
         "Reinforcement Learning", "2601.22582", ("mc_grpo",)),
     Paper("FP4 Explore, BF16 Train: Diffusion Reinforcement Learning via Efficient Rollout "
-        "Scaling", "2604.06916", ("sol_rl", "sol_rl_flow", "diffusion_nft")),
+        "Scaling", "2604.06916", ("sol_rl", "sol_rl_flow")),
+    Paper("DiffusionNFT: Online Diffusion Reinforcement with Forward Process",
+        "2509.16117", ("diffusion_nft",)),
     Paper("Stable and Efficient Single-Rollout RL for Multimodal Reasoning",
         "2512.18215", ("mssr",)),
     Paper("Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-"
@@ -211,6 +213,10 @@ PAPERS = (
         "generation from feedback", "2402.02479", ("brain",)),
     Paper("EPO: Entropy-regularized Policy Optimization for LLM Agents Reinforcement Learning",
         "2509.22576", ("epo",)),
+    Paper("What's Behind PPO's Collapse in Long-CoT? Value Optimization Holds the Secret",
+        "2503.01491", ("vc_ppo",)),
+    Paper("VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks",
+        "2504.05118", ("vapo",)),
     Paper("Secrets of RLHF in Large Language Models Part I: PPO", "2307.04964", ("ppo_max",)),
     Paper("SePPO: Semi-Policy Preference Optimization for Diffusion Alignment",
         "2410.05255", ("seppo",)),

@@ -367,15 +367,10 @@ PEER_NAMES = (
         "rest='renormalize'. Its top tokens are of the policy being trained, ours of the policy "
         "at the start of the step."),
     PeerName("verl", "algorithm.adv_estimator", "gae",
-        "jr.recipes.Recipe(name='ppo', advantage=jr.chain(jr.stateless("
-        "jr.advantages.terminal_rewards), jr.stateless(jr.advantages.gae, lam=1.0), "
-        "jr.stateless(jr.advantages.whiten)), surrogate=jr.bind(jr.surrogates.ppo_clip, "
-        "dual_clip=3.0), critic=jr.recipes.Critic(returns=jr.pipe(jr.advantages.terminal_rewards, "
-        "jr.bind(jr.advantages.gae_returns, lam=1.0)), loss=jr.bind(jr.surrogates.value_loss, "
-        "eps=0.5)), group_relative=False)", ("gae", "gae_token", "adaptive_kl"),
-        "verl's defaults. jr.train.TrainConfig.critic is the optimizer of the critic. With "
-        "use_kl_in_reward, jr.advantages.kl_shaped_rewards replaces terminal_rewards, in the "
-        "advantage and in the returns."),
+        "jr.recipes.ppo(lam=1.0, value_eps=0.5, dual_clip=3.0).replace(epochs=1)",
+        ("ppo_clip", "gae", "gae_token", "adaptive_kl"),
+        "verl's defaults. jr.train.TrainConfig.critic is the optimizer of the critic. kl_coef is "
+        "the coefficient of use_kl_in_reward."),
     PeerName("verl", "algorithm.adv_estimator", "grpo",
         "jr.recipes.grpo()", ("grpo",),
         "A group of one keeps its reward in verl; here it is 0 unless singleton='raw'. The preset "
@@ -765,23 +760,13 @@ PEER_NAMES = (
         "tunix replaces no group yet, and counts its overlong buffer in characters; the preset "
         "does replace groups, with a dual clip of 10."),
     PeerName("tunix", "PPOLearner", "",
-        "jr.recipes.Recipe(name='ppo', advantage=jr.chain(jr.stateless("
-        "jr.advantages.kl_shaped_rewards, kl_coef=0.04, estimator='k3'), "
-        "jr.stateless(jr.advantages.gae, lam=0.95), jr.stateless(jr.advantages.whiten)), "
-        "surrogate=jr.surrogates.ppo_clip, critic=jr.recipes.Critic(returns=jr.pipe("
-        "jr.bind(jr.advantages.kl_shaped_rewards, kl_coef=0.04, estimator='k3'), "
-        "jr.bind(jr.advantages.gae_returns, lam=0.95)), loss=jr.surrogates.value_loss), "
-        "group_relative=False)", ("gae", "gae_token", "adaptive_kl"),
+        "jr.recipes.ppo(kl_coef=0.04, kl_estimator='k3').replace(epochs=1)",
+        ("ppo_clip", "gae", "gae_token", "adaptive_kl"),
         "jr.train.TrainConfig.critic is the optimizer of the critic. tunix clamps the estimate of "
         "the KL by kl_clamp_value alone, ours the difference to +-20."),
     PeerName("OpenRLHF", "--algo.advantage.estimator", "gae",
-        "jr.recipes.Recipe(name='ppo', advantage=jr.chain(jr.stateless("
-        "jr.advantages.kl_shaped_rewards, kl_coef=0.01), jr.stateless(jr.advantages.gae, lam=1.0), "
-        "jr.stateless(jr.advantages.whiten)), surrogate=jr.surrogates.ppo_clip, "
-        "critic=jr.recipes.Critic(returns=jr.pipe(jr.bind(jr.advantages.kl_shaped_rewards, "
-        "kl_coef=0.01), jr.bind(jr.advantages.gae_returns, lam=1.0)), "
-        "loss=jr.bind(jr.surrogates.value_loss, eps=0.5)), group_relative=False)",
-        ("gae", "gae_token", "adaptive_kl"),
+        "jr.recipes.ppo(kl_coef=0.01, lam=1.0, value_eps=0.5).replace(epochs=1)",
+        ("ppo_clip", "gae", "gae_token", "adaptive_kl"),
         "jr.train.TrainConfig.critic is the optimizer of the critic. OpenRLHF whitens by the "
         "variance over n tokens, clips rewards to +-10, and counts masked tokens inside a response "
         "as steps."),
@@ -923,6 +908,8 @@ PEER_NAMES = (
     PeerName("slime", "--n-samples-per-prompt", "",
         "jr.train.SamplingConfig.group_size", (), "1 unless set; ours is 8."),
     PeerName("slime", "--num-steps-per-rollout", "", "jr.train.TrainConfig.minibatches"),
+    PeerName("slime", "--num-critic-only-steps", "",
+        "jr.bind(jr.recipes.Critic, warmup=10)", (), "As for --num-critic-only-steps=10."),
     PeerName("prime-rl", "algo.type", "grpo",
         "jr.advantages.dr_grpo", ("dr_grpo",),
         "prime-rl's grpo takes off the group's mean and divides by nothing."),

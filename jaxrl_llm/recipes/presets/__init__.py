@@ -59,7 +59,16 @@ from jaxrl_llm.recipes.presets.clipping import (
     sapo,
 )
 from jaxrl_llm.recipes.presets.constrained import cgpo
-from jaxrl_llm.recipes.presets.critics import adaptive_kl, ppo_max, safe, t_ppo, vtrace
+from jaxrl_llm.recipes.presets.critics import (
+    adaptive_kl,
+    ppo,
+    ppo_max,
+    safe,
+    t_ppo,
+    vapo,
+    vc_ppo,
+    vtrace,
+)
 from jaxrl_llm.recipes.presets.curation import (
     capo,
     d3s,
@@ -355,6 +364,7 @@ __all__ = [
     "poad",
     "polychromic",
     "portool",
+    "ppo",
     "ppo_max",
     "practitioner_recipe",
     "prefix_rl",
@@ -409,6 +419,8 @@ __all__ = [
     "v05_baseline",
     "v0_budget",
     "vade",
+    "vapo",
+    "vc_ppo",
     "vcpo",
     "verl_erank",
     "verpo",

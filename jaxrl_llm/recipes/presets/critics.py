@@ -5,19 +5,25 @@ Shared options:
     value_eps: Largest change of a value in one step before clipping.
     gamma: Discount per token, in [0, 1].
     lam: How much the estimate relies on rewards over values, in [0, 1].
+    critic_lam: The same in the critic's targets.
+    critic_warmup: Number of first steps of a run in which the critic alone trains, on rollouts of
+        the first policy; 0 for none.
 """
 
 from collections.abc import Callable, Sequence
 
+import jax.numpy as jnp
+
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
-from jaxrl_llm.core import Transform, bind, chain, checks, given, pipe, stateless
+from jaxrl_llm.advantages.returns import Estimator
+from jaxrl_llm.core import Array, Transform, bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
 
-def ppo(
+def actor_critic(
     *,
     name: str,
     paper: str,
@@ -27,7 +33,9 @@ def ppo(
     value_eps: float,
     eps_low: float,
     eps_high: float,
+    dual_clip: float | None = None,
     after: Sequence[Transform] = (),
+    regularizers: Sequence[Callable] = (),
     computed: Sequence[Computed] = (),
     critic_warmup: int = 0,
 ) -> Recipe:
@@ -38,16 +46,18 @@ def ppo(
       token_rewards: Function of the batch that returns the token rewards.
       credit, returns: Functions of token rewards and values: the advantages, the critic's targets.
       after: Functions applied to the advantages, such as whitening.
-      computed: As in a Recipe.
+      regularizers, computed: As in a Recipe.
       critic_warmup: Number of first steps in which the critic alone trains.
     """
     checks.check_positive(name, value_eps=value_eps)
     checks.check_non_negative(name, critic_warmup=critic_warmup)
+    surrogate = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
     return from_base(
         name=name,
         computed=tuple(computed),
         advantage=chain(stateless(token_rewards), stateless(credit), *after),
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        surrogate=surrogate if dual_clip is None else bind(surrogate, dual_clip=dual_clip),
+        regularizers=tuple(regularizers),
         critic=Critic(
             returns=pipe(token_rewards, returns),
             loss=bind(surrogates.value_loss, eps=value_eps),
@@ -61,6 +71,182 @@ def ppo(
 def whitened(whiten: bool) -> list[Transform]:
     """Advantages shifted and scaled over the tokens of the batch, or unchanged."""
     return [stateless(advantages.whiten)] if whiten else []
+
+
+def ppo(
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    dual_clip: float | None = None,
+    value_eps: float = 0.2,
+    kl_coef: float = 0.0,
+    kl_estimator: Estimator = "k1",
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    critic_lam: float | None = None,
+    whiten: bool = True,
+    critic_warmup: int = 0,
+) -> Recipe:
+    """Proximal policy optimization with a critic.
+
+        R[t] = 1[t is last] r - kl_coef k(old_logp - ref_logp)
+        A = gae(R, V; gamma, lam), whitened over the tokens of the batch
+        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
+        critic's token loss = max((V - returns)^2, (clipped V - returns)^2) / 2
+        returns = gae(R, V; gamma, critic_lam) + V
+
+    It makes four passes over each batch.
+
+    Args:
+      dual_clip: Largest loss of a token with a negative advantage, in units of its magnitude; None
+        for none.
+      kl_coef: Penalty per nat of divergence from the reference, in units of reward. 0 disables it
+        and the reference model.
+      kl_estimator: "k1", "k2", "k3" or "abs", see ``advantages.kl_shaped_rewards``.
+      critic_lam: None for ``lam``.
+      whiten: Whether advantages are shifted and scaled over the tokens of the batch.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> verl = jr.recipes.ppo(lam=1.0, value_eps=0.5, dual_clip=3.0)
+      >>> sorted(verl.required_fields), sorted(jr.recipes.ppo(kl_coef=0.05).required_fields)
+      (['old_values', 'values'], ['old_logp', 'old_values', 'ref_logp', 'values'])
+
+    References:
+      Schulman et al., PPO (arXiv:1707.06347), with the clipped values of its released code. For
+      language models as in Ouyang et al., InstructGPT (arXiv:2203.02155), whose penalty is 0.02.
+      The numbers, and four passes over a batch, are those of TRL's PPOTrainer, but for its penalty
+      of 0.05. verl has the options of the example, no penalty, and one pass in four minibatches;
+      with ``use_kl_in_reward`` its penalty is 0.001.
+    """
+    checks.check_non_negative("ppo", finite=True, kl_coef=kl_coef)
+    token_rewards: Callable = advantages.terminal_rewards
+    if kl_coef:
+        token_rewards = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef, estimator=kl_estimator)
+    elif kl_estimator != "k1":
+        raise ValueError(f"ppo: kl_estimator={kl_estimator!r} has no effect with kl_coef 0.")
+    targets = lam if critic_lam is None else critic_lam
+    recipe = actor_critic(
+        name="ppo",
+        paper="arXiv:1707.06347",
+        token_rewards=token_rewards,
+        credit=bind(advantages.gae, gamma=gamma, lam=lam),
+        returns=bind(advantages.gae_returns, gamma=gamma, lam=targets),
+        after=whitened(whiten),
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
+        dual_clip=dual_clip,
+        critic_warmup=critic_warmup,
+    )
+    return recipe.replace(epochs=4)
+
+
+def vc_ppo(
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    value_eps: float = 0.2,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    critic_lam: float = 1.0,
+    whiten: bool = True,
+    critic_warmup: int = 50,
+) -> Recipe:
+    """Value-calibrated PPO, for long responses with a reward at the end.
+
+        A = gae(R, V; gamma, lam), whitened;   returns = gae(R, V; gamma, critic_lam) + V
+        the first critic_warmup steps train the critic alone
+
+    A critic that starts from a reward model is biased at early tokens, and targets with a lambda
+    below 1 hardly carry the last token's reward to them. So the critic first learns the returns of
+    the first policy, and its targets are returns without values.
+
+    Args:
+      whiten: Whether advantages are shifted and scaled over the tokens of the batch.
+
+    References:
+      Yuan et al., VC-PPO (arXiv:2503.01491), NOTES: it trains the critic until its loss and
+      explained variance have settled. The 50 steps and the 16 minibatches are those of
+      :func:`vapo`, whitening is verl's.
+    """
+    recipe = actor_critic(
+        name="vc_ppo",
+        paper="arXiv:2503.01491",
+        token_rewards=advantages.terminal_rewards,
+        credit=bind(advantages.gae, gamma=gamma, lam=lam),
+        returns=bind(advantages.gae_returns, gamma=gamma, lam=critic_lam),
+        after=whitened(whiten),
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
+        critic_warmup=critic_warmup,
+    )
+    return recipe.replace(minibatches=16)
+
+
+def vapo(
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    value_eps: float = 0.2,
+    gamma: float = 1.0,
+    alpha: float = 0.05,
+    critic_lam: float = 1.0,
+    whiten: bool = True,
+    imitation_coef: float = 0.1,
+    above: float = 0.0,
+    critic_warmup: int = 50,
+) -> Recipe:
+    """Value-based augmented PPO: a lambda by length, a higher upper clip, right answers imitated.
+
+        A = gae(R, V; gamma, lam), whitened,   lam = max(0, 1 - 1 / (alpha length))
+        loss = mean over tokens of the clipped loss
+               - imitation_coef mean over the tokens of right responses of logp
+        returns = gae(R, V; gamma, critic_lam) + V
+        the first critic_warmup steps train the critic alone
+
+    Args:
+      alpha: Share of a response over which errors of the critic are added up; see
+        ``advantages.length_adaptive_gae``.
+      whiten: Whether advantages are shifted and scaled over the tokens of the batch.
+      imitation_coef: Weight of the likelihood of right responses; 0 for none.
+      above: A response is right if its reward is above this.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> recipe = jr.recipes.vapo()
+      >>> recipe.critic.warmup, recipe.minibatches
+      (50, 16)
+
+    References:
+      Yue et al., VAPO (arXiv:2504.05118), NOTES: 16 rollouts of each of 512 prompts train in 16
+      minibatches, and the critic starts from a reward model. A minibatch divides the likelihood by
+      the share of right responses' tokens in the batch. Whitening is verl's.
+    """
+    checks.check_non_negative("vapo", finite=True, imitation_coef=imitation_coef)
+    if not imitation_coef and above != 0.0:
+        raise ValueError(f"vapo: above={above:g} has no effect with imitation_coef 0.")
+    terms: tuple[Callable, ...] = ()
+    shares: tuple[Computed, ...] = ()
+    if imitation_coef:
+        terms = (bind(imitation_of_right, coef=imitation_coef, above=above),)
+        shares = (Computed("right_share", bind(share_of_right, above=above), "batch"),)
+    recipe = actor_critic(
+        name="vapo",
+        paper="arXiv:2504.05118",
+        token_rewards=advantages.terminal_rewards,
+        credit=bind(advantages.length_adaptive_gae, gamma=gamma, alpha=alpha),
+        returns=bind(advantages.gae_returns, gamma=gamma, lam=critic_lam),
+        after=whitened(whiten),
+        regularizers=terms,
+        computed=shares,
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
+        critic_warmup=critic_warmup,
+    )
+    return recipe.replace(minibatches=16)
 
 
 def adaptive_kl(
@@ -98,7 +284,7 @@ def adaptive_kl(
     controller = regularizers.adaptive_kl(initial=initial, target=target, horizon=horizon)
     shaped = given(advantages.kl_shaped_rewards, kl_coef="kl_coef")
     scaled = pipe(shaped, bind(advantages.whiten, shift_mean=False))
-    recipe = ppo(
+    recipe = actor_critic(
         name="adaptive_kl",
         paper="arXiv:1909.08593",
         token_rewards=scaled if whiten_rewards else shaped,
@@ -147,8 +333,6 @@ def ppo_max(
       score_clip: Largest magnitude of a scaled score; None for no bound.
       whiten: Whether advantages are shifted and scaled over the tokens of the batch.
       advantage_clip: Largest magnitude of an advantage (0.5 in the paper's study); None for none.
-      critic_warmup: Number of first steps of a run in which only the critic trains, on rollouts of
-        the first policy; 0 for none.
       text_coef: Weight of the loss on texts of the pretraining (PPO-ptx); 0 for no texts.
       text_share: Share of the groups of a batch that are texts.
       column: Column of the data with a text in each row.
@@ -179,7 +363,7 @@ def ppo_max(
     if advantage_clip is not None:
         after.append(stateless(advantages.clip, bound=advantage_clip))
     texts = with_texts("ppo_max", text_coef=text_coef, text_share=text_share, column=column)
-    recipe = ppo(
+    recipe = actor_critic(
         name="ppo_max",
         paper="arXiv:2307.04964",
         token_rewards=token_rewards,
@@ -358,3 +542,20 @@ def t_ppo(
         paper="arXiv:2506.15050",
         group_relative=False,
     )
+
+
+# What the slots hold
+
+
+def imitation_of_right(
+    logp: Array, mask: Array, *, rewards: Array, right_share: Array, coef: float, above: float
+) -> Array:
+    """The negative log-likelihood of right responses, for a mean over their tokens alone."""
+    scale = coef / jnp.maximum(right_share, jnp.finfo(jnp.float32).tiny)
+    return regularizers.imitation(logp, mask, imitated=rewards > above, coef=scale)
+
+
+def share_of_right(advantages: Array, *, rewards: Array, mask: Array, above: float) -> Array:
+    """The share of the batch's tokens that right responses have; a scalar."""
+    right = mask & (rewards > above)[..., None]
+    return jnp.sum(right) / jnp.maximum(jnp.sum(mask), 1)

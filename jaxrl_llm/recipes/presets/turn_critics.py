@@ -20,7 +20,7 @@ from jaxrl_llm.advantages.turn_critics import Combine
 from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.recipes.critic import Critic, means_of_heads
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
-from jaxrl_llm.recipes.presets.critics import ppo, whitened
+from jaxrl_llm.recipes.presets.critics import actor_critic, whitened
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -95,7 +95,7 @@ def gae_token(
     if kl_coef:
         penalized = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef)
         token_rewards = pipe(token_rewards, penalized)
-    return ppo(
+    return actor_critic(
         name="gae_token",
         paper="arXiv:1506.02438",
         token_rewards=token_rewards,
@@ -168,7 +168,7 @@ def poad(
     checks.check_non_negative("poad", entropy_coef=entropy_coef)
     checks.check_positive("poad", finite=True, max_kl=max_kl)
     gate = bind(regularizers.kl_gate, max_kl=max_kl)
-    recipe = ppo(
+    recipe = actor_critic(
         name="poad",
         paper="arXiv:2405.15821",
         token_rewards=_of_turns(advantages.turn_end_rewards),
