@@ -199,6 +199,7 @@ def _off_policy_mean(rewards, log_weights, grad_sq_norms, where) -> tuple[Array,
     return _weighted_mean(rewards, jnp.exp(2.0 * relative) * norms, where)
 
 
+@traits(zero_if_equal=True)
 def vcpo_advantage(
     rewards: Array,
     *,

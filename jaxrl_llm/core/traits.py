@@ -29,6 +29,7 @@ class Traits:
         first of them sampled. No effect on a surrogate with a ratio.
       token_values: Whether an advantage differs from token to token.
       token_advantages: Whether a sequence-level surrogate uses an advantage of each token.
+      zero_if_equal: Whether an advantage is 0 in a group of equal rewards, whatever else it reads.
       policy_gradient: Whether the gradient of a surrogate at ``old_logp`` is that of
         ``-advantages * logp``.
       takes_correction: Whether an importance weight can correct a surrogate. It cannot if the loss
@@ -58,6 +59,7 @@ class Traits:
     reuses_samples: bool = False
     token_values: bool = False
     token_advantages: bool = False
+    zero_if_equal: bool = False
     policy_gradient: bool = True
     takes_correction: bool = True
     orders_responses: bool = False

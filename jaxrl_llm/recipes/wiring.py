@@ -317,6 +317,13 @@ def compares_old(recipe) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in every)
 
 
+def moot_if_equal(recipe, name: str) -> bool:
+    """Whether an input has no effect in groups of equal rewards, as only the advantage reads it."""
+    every = [reader for phase in readers(recipe) for reader in phase]
+    slots = {r.slot for r in every if name in {p.name for p in unfilled(r)}}
+    return slots == {"advantage"} and traits_of(recipe.advantage.update).zero_if_equal
+
+
 def of_likelihood(recipe, who: str) -> dict[str, str]:
     """The required extras that hold the results of a likelihood's scorer, by the scorer's names.
 

@@ -97,6 +97,8 @@ _MEANS_OF = {
     "pair_chosen": "pairs",
     "pair_rejected": "pairs",
 }
+# Metrics of an optimizer step itself, also of one that trained on texts alone.
+_OF_STEP = ("loss", "grad_norm", "update_norm", "updates", "skipped", "withheld")
 _BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess", "ref_kl")
 
 
@@ -116,14 +118,18 @@ def summarize_updates(
     - ``approx_kl``: from the last minibatch; ``ratio_max``: the maximum; ``updates``, ``skipped``
       and ``withheld``: the sum.
     - All others, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all steps.
+
+    A minibatch of texts alone counts only in the metrics of texts and of the optimizer step.
     """
-    first, last = jnp.argmax(there), there.size - 1 - jnp.argmax(there[::-1])
+    responds = there & (history["tokens"] > 0) if "tokens" in history else there
+    first, last = jnp.argmax(responds), there.size - 1 - jnp.argmax(responds[::-1])
     picked = dict.fromkeys(_BEFORE_UPDATE, first) | {"approx_kl": last}
     counts = history | sizes
 
     def summarize(name: str, x: Array) -> Array:
         unit = _MEANS_OF.get(name)
-        count = there if unit is None else counts[unit]
+        trained = there if name in (*_OF_STEP, *_SUMS) else responds
+        count = trained if unit is None else counts[unit]
         if unit not in ("rollouts", "groups"):
             count = jnp.where(there, count, 0)
         x = jnp.where(count > 0, x, 0.0)

@@ -211,6 +211,7 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str,
     - ``rollouts/ROLE``: number of rollouts in the batch with a role other than own, if any;
       ``tokens_continued``: tokens of continued responses sampled before this batch, if any.
     - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update.
+    - ``reward``, if only texts take part: the ``sampled_reward``.
     - For episodes, the metrics of :func:`~jaxrl_llm.train.episode_fields.episode_metrics`.
 
     Those of rewards and responses are over the rollouts that take part and are no texts; if there
@@ -241,6 +242,8 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str,
     values["rollouts_sampled"] = float(collected.rollouts)
     values["tokens_sampled"] = float(collected.tokens)
     values["no_signal"] = float(not where.any())
+    if where.any() and not responses.any():  # the step would say 0, as no reward is in its batch
+        values["reward"] = collected.reward
     if EPISODES in scores.details:
         values |= episode_metrics(scores, where)
     return values | {"sampled_reward": collected.reward}

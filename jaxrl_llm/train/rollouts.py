@@ -33,6 +33,7 @@ from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.threads import SIGNAL_SECONDS
 from jaxrl_llm.core.support import Support
+from jaxrl_llm.curation import TEXT
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.diffusion import FlowLikelihood
@@ -229,13 +230,15 @@ def _graded_batch(experiment: Experiment, collected: Collected) -> Batch:
         drop_failed=recipe.forward_only,
         known=collected.known,
     )
-    known = batch.extras.get("behavior_known")
-    nobody = known is not None and not known[batch.mask].any() and not recipe.reads_behavior
+    extras = dict(batch.extras)
+    known = extras.pop("behavior_known", None)
+    if known is not None:  # texts are compared with no policy
+        known = known[batch.mask & (collected.roles != TEXT)[..., None]]
+    nobody = known is not None and not known.any() and not recipe.reads_behavior
     if nobody or (recipe.likelihood is not None and recipe.likelihood.draws):
         # No behavior_logp is known, or what sampled has none: nothing to compare.
-        extras = {k: v for k, v in batch.extras.items() if k != "behavior_known"}
-        batch = batch.replace(behavior_logp=None, extras=extras)
-    return batch
+        return batch.replace(behavior_logp=None, extras=extras)
+    return batch.replace(extras=extras) if known is not None and known.all() else batch
 
 
 def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch) -> Batch:
@@ -359,9 +362,10 @@ def _with_fields(
     for each in sampled:
         seconds = {**collected.seconds, "sample": collected.seconds["sample"] + each.seconds}
         collected = collected._replace(tokens=collected.tokens + each.tokens, seconds=seconds)
-        if each.failed.any():  # such a group would train as if its baseline were 0
-            where = collected.where & ~each.failed[:, None]
-            failures = collected.failures + int(each.failed.sum())
+        failed = each.failed & (collected.roles != TEXT).any(axis=-1)  # texts have no baseline
+        if failed.any():  # such a group would train as if its baseline were 0
+            where = collected.where & ~failed[:, None]
+            failures = collected.failures + int(failed.sum())
             collected = collected._replace(where=where, failures=failures)
             batch = batch.replace(where=where)
     return collected, batch
@@ -409,14 +413,17 @@ def _draws(
 
 
 def _shown_rows(config: TrainConfig, collected: Collected) -> list[dict]:
-    """Completions to show, one record each."""
-    present = collected.rollout.mask.any(axis=-1).reshape(-1)
+    """Completions to show, one record each; a text completes no prompt."""
+    present = collected.rollout.mask.any(axis=-1)
+    answered = (collected.roles != TEXT).any(axis=-1)
     records = sample_rows(
         collected.questions, collected.texts, collected.scores, collected.messages
     )
-    every = list(zip(records, present, strict=True))
-    shown = spread_rows(every, len(collected.questions), config.samples_shown)
-    return [row for row, there in shown if there]
+    groups = np.arange(len(records)).reshape(present.shape)[answered]
+    if not groups.size:
+        return []
+    shown = spread_rows(groups.reshape(-1), len(groups), config.samples_shown)
+    return [records[i] for i in shown if present.flat[i]]
 
 
 def with_width(collected: Collected, length: int) -> Collected:

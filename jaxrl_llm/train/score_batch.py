@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.core import masking
+from jaxrl_llm.core import masking, stats
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import FlatPacking, rewritten_rows
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
-from jaxrl_llm.recipes.wiring import of_likelihood
+from jaxrl_llm.recipes.wiring import moot_if_equal, of_likelihood
 from jaxrl_llm.train.batches import join_microbatches, map_microbatches, split_microbatches
 from jaxrl_llm.train.critic import critic_values
 from jaxrl_llm.train.denoising import PolicyScorer
@@ -73,7 +73,8 @@ def score_batch(
     - Statistics with source "teacher", and ``teacher_hidden`` if the recipe reads the teacher's
       logits: of another model; or of the policy or the moving reference after the teacher's prompt.
     - ``grad_sq_norms``: of the same policy, with one backward pass for each response; see
-      :func:`~jaxrl_llm.train.score_sq_norms`.
+      :func:`~jaxrl_llm.train.score_sq_norms`. They are 0 for texts, and in groups of equal
+      rewards if these have the advantage 0 anyway.
     - ``answer_logp``: under the policy at the start of the step, after each turn.
     - ``kl_logp``: under the policy at the start of the step, after the previous row's prompt.
     - ``earlier_logp``: the weighted mean under the policies of earlier iterations.
@@ -113,7 +114,7 @@ def score_batch(
         batch = batch.replace(old_logp=batch.behavior_logp)
     batch = _score_old(batch, recipe, scorer, state, microbatches, score_old=score_old)
     if "grad_sq_norms" in recipe.required_fields and "grad_sq_norms" not in batch.extras:
-        norms = score_sq_norms(scorer, state.params, batch, base=state.base)
+        norms = score_sq_norms(scorer, state.params, _measured(batch, recipe), base=state.base)
         batch = batch.with_extras({"grad_sq_norms": norms})
     if recipe.reference is not None:
         reference = state.reference_policy
@@ -179,6 +180,15 @@ def _score_old(
     if recipe.likelihood is not None:
         computed = _constants(computed, besides)
     return batch.with_extras(computed | ({"old_entropy": scores.entropy} if entropy else {}))
+
+
+def _measured(batch: Batch, recipe: Recipe) -> Batch:
+    """The batch with the responses whose gradient norms make a difference."""
+    batch = recipe.without_texts(batch)
+    if not moot_if_equal(recipe, "grad_sq_norms"):
+        return batch
+    rewards = jnp.asarray(batch.rewards, jnp.float32)  # as the advantage reads them
+    return batch.replace(where=batch.where & ~stats.group_is_constant(rewards, batch.where))
 
 
 def _score_anchor(

@@ -16,6 +16,7 @@ from jaxrl_llm.core.packing import apart, rewritten_rows
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.sharding import batch_shards, keep_apart
 from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.batches import reorder, trained_first
 from jaxrl_llm.train.score import Scorer
 
 
@@ -26,7 +27,8 @@ def score_sq_norms(scorer: Scorer, params: ArrayTree, batch: Batch, *, base=()) 
     device computes one response at a time and has the gradient of no other in memory. The cost is
     that of one more gradient of the batch in rows of one response, each behind its own prompt: G
     (Lp + T) padded cells a group, whatever the packing and the number of microbatches. Responses
-    without a token to train on cost almost nothing, on a mesh if those of all devices are so.
+    without a token to train on cost almost nothing; a mesh takes as long as the device with most
+    others.
 
     Args:
       scorer: The policy and its temperature. What ``remat`` keeps is kept for one response.
@@ -67,8 +69,11 @@ def score_sq_norms(scorer: Scorer, params: ArrayTree, batch: Batch, *, base=()) 
         x = x.reshape(shards, P * G // shards, 1, *x.shape[1:])
         return jnp.swapaxes(x, 0, 1)
 
-    values = jax.lax.map(norms_or_zeros, jax.tree.map(split, _rows(batch)))
-    return jnp.swapaxes(values, 0, 1).reshape(P, G)
+    rows = _rows(batch)
+    order = trained_first(rows.mask, P * G // shards)  # so that all devices skip at the same time
+    values = jax.lax.map(norms_or_zeros, jax.tree.map(split, reorder(rows, order)))
+    values = jnp.swapaxes(values, 0, 1).reshape(P * G)
+    return reorder(values, jnp.argsort(order, axis=1)).reshape(P, G)
 
 
 def _rows(batch: Batch) -> Batch:

@@ -81,6 +81,7 @@ BESIDE = {
     "rollout_correction": jr.recipes.rollout_correction().replace(text_coef=COEF),
     "dpo": jr.recipes.dpo().replace(text_coef=COEF),
     "minillm": jr.recipes.minillm(text_coef=COEF),
+    "prompt_gdro": jr.recipes.prompt_gdro(num_prompts=8).replace(text_coef=COEF),
 }
 
 
@@ -101,6 +102,9 @@ def test_all_else_is_as_in_a_batch_without_the_texts(name):
     np.testing.assert_array_equal(prepared.mask, np.asarray(want.mask) | trained)
     np.testing.assert_array_equal(prepared.where, want.where)
     np.testing.assert_array_equal(prepared.advantages, want.advantages)
+    if recipe.learns:
+        state = recipe.learn(prepared, state, logp=case.logp)
+        plain_state = plain.learn(want, plain_state, logp=case.logp)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(plain_state), strict=True):
         np.testing.assert_array_equal(a, b)
     for key in ("returns", "critic_weights"):

@@ -27,6 +27,7 @@ from jaxrl_llm.train.batches import (
     least_saved_in,
     pack_batch,
     run_passes,
+    summarize_updates,
 )
 from jaxrl_llm.train.mesh import make_mesh
 from jaxrl_llm.train.metrics import batch_metrics
@@ -67,6 +68,28 @@ def test_metrics_of_unequal_minibatches_are_those_of_the_batch():
         parts = of(**passes)
         for name in names:
             np.testing.assert_allclose(parts[name], whole[name], rtol=1e-6, err_msg=name)
+
+
+def test_minibatches_of_texts_alone_are_no_updates_without_a_clip():
+    """Two groups of responses and two of texts, one a minibatch."""
+    history = {
+        "tokens": jnp.array([8.0, 8.0, 0.0, 0.0] * 2),
+        "text_tokens": jnp.array([0.0, 0.0, 3.0, 5.0] * 2),
+        "text_loss": jnp.array([0.0, 0.0, 1.0, 2.0] * 2),
+        "ratio_max": jnp.array([1.0, 1.5, 0.0, 0.0, 1.2, 1.1, 0.0, 0.0]),
+        "approx_kl": jnp.array([0.0, 0.1, 0.0, 0.0, 0.2, 0.3, 0.0, 0.0]),
+        "clip_fraction": jnp.array([0.0, 0.5, 0.0, 0.0, 0.25, 0.25, 0.0, 0.0]),
+        "reward": jnp.array([1.0, 2.0, 0.0, 0.0] * 2),
+        "updates": jnp.ones(8),
+        "loss": jnp.arange(8.0),
+    }
+    sizes = {"rollouts": jnp.array([2.0, 4.0, 0.0, 0.0] * 2)}
+    got = summarize_updates(history, 4, jnp.ones(8, bool), sizes)
+    assert float(got["approx_kl"]) == np.float32(0.3) and float(got["ratio_max"]) == 1.5
+    assert (float(got["clip_fraction"]), float(got["updates"])) == (0.25, 8)
+    assert (float(got["tokens"]), float(got["text_tokens"])) == (16, 8)
+    assert float(got["loss"]) == 3.5 and float(got["text_loss"]) == (3 * 1 + 5 * 2) / 8
+    np.testing.assert_allclose(got["reward"], (2 * 1 + 4 * 2) / 6, rtol=1e-6)
 
 
 def batch_of(lengths, size):

@@ -235,8 +235,101 @@ def test_of_an_adapter_only_its_matrices_count():
     assert not np.allclose(want, expected(), rtol=0.1)
 
 
+class Counted:
+    """A model whose layers count on the host how often they run."""
+
+    def __init__(self):
+        model, self.params = tiny()
+        self.runs = 0
+
+        def apply(params, tokens, positions, context, *, delta=None, remat="none"):
+            jax.debug.callback(self.add)
+            return model.apply(params, tokens, positions, context, delta=delta, remat=remat)
+
+        self.model = model._replace(apply=apply)
+
+    def add(self):
+        self.runs += 1
+
+    def of(self, run):
+        self.runs = 0
+        out = jax.block_until_ready(run())
+        jax.effects_barrier()
+        return out, self.runs
+
+
+def test_devices_skip_responses_at_the_same_time():
+    """A response of each, at another place on each of four devices: none waits for the others."""
+    counted, mesh, batch = Counted(), mesh_of({"data": 4}), make_batch(4, 4, 6, 5)
+    scorer = Scorer(counted.model, TEMPERATURE)
+    norms = jax.jit(on_mesh(functools.partial(score_sq_norms, scorer), mesh))
+    params = shard(counted.params, param_shardings(counted.params, mesh, tiny()[0].sharding_rules))
+    runs = {}
+    for name, where in {"first": jnp.arange(4) < 1, "own": jnp.eye(4, dtype=bool)}.items():
+        part = batch.replace(where=jnp.broadcast_to(where, (4, 4)))
+        got, runs[name] = counted.of(lambda part=part: norms(params, place_batch(part, mesh)))
+        np.testing.assert_allclose(got, measured(tiny()[0])(tiny()[1], part), rtol=1e-5)
+    assert runs["own"] == runs["first"] > 0
+
+
+def scored_of(recipe, batch):
+    """What a train step computes for a recipe, and how often the layers ran."""
+    counted = Counted()
+    state = init_state(counted.params, optax.sgd(1.0), recipe, key=jax.random.key(0))
+    scorer = Scorer(counted.model, TEMPERATURE)
+    scored = jax.jit(lambda s, b: score_batch(b, recipe, scorer, state=s))
+    return counted.of(lambda: scored(state, batch))
+
+
+def test_groups_of_equal_rewards_cost_nothing_and_change_nothing():
+    recipe = jr.recipes.vcpo()
+    logp = jnp.full(BATCH.mask.shape, -5.0)
+    batch = BATCH.replace(old_logp=logp, behavior_logp=logp + 0.1 * BATCH.tokens % 0.3)
+    batch = batch.replace(rewards=jnp.array([[0.5, 0.5, jnp.nan], [0.0, 1.0, 1.0]]))
+    scored, runs = scored_of(recipe, batch)
+    norms = scored.extras["grad_sq_norms"]
+    assert not np.any(norms[0]) and runs == 2  # of six: one of the others is empty
+    np.testing.assert_allclose(norms[1], expected()[1], rtol=1e-5)
+    brought = batch.with_extras({"grad_sq_norms": jnp.asarray(expected(), jnp.float32)})
+    (got, _), (want, _) = (recipe.prepare(x, recipe.init()) for x in (scored, brought))
+    np.testing.assert_allclose(got.advantages, want.advantages, rtol=1e-5)
+    assert np.any(got.advantages) and not np.any(got.advantages[0])
+
+
+def test_what_reads_norms_elsewhere_has_those_of_all_responses():
+    """Of an advantage that is not 0 in a group of equal rewards, or of another slot."""
+    logp = jnp.zeros(BATCH.mask.shape)
+    batch = BATCH.replace(old_logp=logp, behavior_logp=logp, rewards=jnp.ones((2, 3)))
+
+    def selected(advantages, mask, *, grad_sq_norms):
+        return mask & (grad_sq_norms < 1e9)[..., None]
+
+    raw = jr.stateless(lambda rewards, *, grad_sq_norms: rewards * grad_sq_norms)
+    for recipe in (RECIPE.replace(selection=selected), RECIPE.replace(advantage=raw)):
+        scored, _ = scored_of(recipe, batch)
+        np.testing.assert_allclose(scored.extras["grad_sq_norms"], expected(), rtol=1e-5)
+
+
+def test_texts_have_none():
+    texts = jnp.array([[True] * 3, [False] * 3])
+    logp = jnp.zeros(BATCH.mask.shape)
+    batch = BATCH.replace(old_logp=logp, behavior_logp=logp, extras={"texts": texts})
+    scored, runs = scored_of(RECIPE.replace(text_coef=1.0), batch)
+    assert not np.any(scored.extras["grad_sq_norms"][0]) and runs == 2
+
+
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
 EXPERTS = {"experts": ExpertsConfig(count=8, active=2, width=16, bias=True, limit=7.0)}
+
+
+def test_the_experts_that_sampled_are_taken_again():
+    model, params = tiny_model(num_layers=1, **EXPERTS)
+    first = np.random.default_rng(4).integers(0, 8, (*BATCH.mask.shape, 1, 1))
+    experts = np.concatenate([first, (first + 3) % 8], axis=-1).astype(np.int16)
+    batch, scorer = BATCH.replace(experts=jnp.asarray(experts)), Scorer(model, TEMPERATURE)
+    want = of_each(lambda p: scorer(p, batch).logp, params, batch)
+    np.testing.assert_allclose(measured(model)(params, batch), want, rtol=1e-4)
+    assert not np.allclose(want, measured(model)(params, BATCH), rtol=0.01)
 
 
 @pytest.mark.parametrize(

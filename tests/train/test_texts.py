@@ -11,9 +11,11 @@ from helpers import make_batch
 from tiny_run import CONFIG, tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.data import Cursor, Prompt, PromptSet
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import OptimizerConfig, init_critic, init_state, make_step, train
+from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -23,18 +25,21 @@ TEXTS = np.arange(8)[:, None] >= np.array([4, 4, 4])
 
 
 def stepped(recipe, batch, **options):
-    """The state after a step of plain gradient descent, with a critic, and the metrics."""
+    """The state after a step of plain gradient descent, with any critic, and the metrics."""
     model, params = tiny_model(num_layers=1)
-    optimizer = optax.sgd(0.1)
-    step = make_step(model, recipe, optimizer, critic_optimizer=optimizer, donate=False, **options)
-    critic = init_critic(model, params, key=jax.random.key(1))
+    optimizer, critic = optax.sgd(0.1), None
+    if recipe.critic is not None:
+        critic = init_critic(model, params, key=jax.random.key(1))
+    options |= {"critic_optimizer": None if critic is None else optimizer, "donate": False}
+    step = make_step(model, recipe, optimizer, learning_rate=0.1, **options)
     state = init_state(
         params,
         optimizer,
         recipe,
         key=jax.random.key(0),
         critic=critic,
-        critic_optimizer=optimizer,
+        critic_optimizer=options["critic_optimizer"],
+        output_shape=model.output_matrix(params).shape,
     )
     return step(state, batch)
 
@@ -49,6 +54,7 @@ def test_a_step_with_texts_is_one_without_them_and_that_of_their_likelihood(mini
     """The critic, the memory of scores and the metrics of rollouts are those without texts."""
     rng = np.random.default_rng(2)
     batch = make_batch(rewards=rng.normal(size=(8, 3)).astype(np.float32))
+    batch = batch.replace(where=batch.where.at[1].set(False))  # so that minibatches differ
     ref_logp = jnp.asarray(-rng.uniform(1.0, 9.0, batch.mask.shape), jnp.float32)
     batch = batch.replace(ref_logp=ref_logp, extras={"texts": jnp.asarray(TEXTS)})
     absent = batch.replace(
@@ -75,6 +81,46 @@ def test_a_step_with_texts_is_one_without_them_and_that_of_their_likelihood(mini
     logp = np.asarray(jr.train.make_scorer(model)(params, batch), np.float64)
     assert text_loss == pytest.approx(-logp[TEXTS][trained].mean(), rel=1e-5)
     np.testing.assert_allclose(metrics["loss"], expected["loss"] + COEF * text_loss, rtol=1e-5)
+
+
+# What a state or a metric takes from all responses of a batch, or from the updated policy.
+TAKEN = {
+    "the divergence of the update": jr.recipes.mssr(num_prompts=8),
+    "moments of the gradient": jr.recipes.capo(learning_rate=1e-6),
+    "rejected tokens": jr.recipes.m2po(threshold=0.02),
+    "losses of the update": jr.recipes.prompt_gdro(num_prompts=8),
+    "a divergence in each minibatch": jr.recipes.drpo_len(length=5),
+    "norms of gradients": jr.recipes.vcpo(),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_all_states_and_metrics_are_those_without_texts(name):
+    """The texts weigh almost nothing, so that the policies after the update are equal."""
+    recipe, rng = TAKEN[name], np.random.default_rng(3)
+    shape = (8, 3, 5)
+    ref, behavior = (-rng.uniform(4.0, 7.0, shape).astype(np.float32) for _ in range(2))
+    batch = make_batch(
+        ref_logp=ref,
+        behavior_logp=np.where(TEXTS[..., None], -40.0, behavior).astype(np.float32),
+        rewards=np.where(TEXTS, 77.0, rng.integers(0, 2, shape[:2])).astype(np.float32),
+    )
+    ids = {"prompt_ids": jnp.arange(8) % 4}  # those of the prompts, as texts are in their rows
+    absent = batch.replace(
+        where=batch.where & ~TEXTS, mask=batch.mask & ~TEXTS[..., None], extras=ids
+    )
+    batch = batch.replace(extras=ids | {"texts": jnp.asarray(TEXTS)})
+    options = {"minibatches": min(recipe.minibatches, 4)}
+    state, metrics = stepped(recipe.replace(text_coef=1e-9), batch, **options)
+    want, expected = stepped(recipe, absent, **options)
+    for a, b in zip(*map(jax.tree.leaves, (state.algo_state, want.algo_state)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(b).max(initial=0))
+    assert all(np.any(x) for x in jax.tree.leaves(state.algo_state.rules))
+    assert float(metrics.pop("text_tokens")) == np.asarray(batch.mask)[TEXTS].sum()
+    assert float(metrics.pop("text_loss")) > 1
+    assert metrics.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
 
 
 def with_texts():
@@ -104,6 +150,67 @@ def test_a_run_of_ppo_max_learns_texts_and_trains_its_critic_on_rollouts(tmp_pat
     first = CONFIG.model()[1]
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.critic.params["model"], first)
     assert max(jax.tree.leaves(moved)) > 0
+
+
+def texts_beside(path, recipe, **changes):
+    """The first batch of a run whose data have texts."""
+    data = dataclasses.replace(CONFIG.data, prompts=with_texts)
+    experiment, params = load_experiment(tiny_run(path, recipe=recipe, data=data, **changes))
+    state = experiment.collector.init(10)
+    return collect_rollouts(
+        experiment, params, jax.random.key(0), Cursor(), state, number=0, version=0
+    )
+
+
+def test_texts_are_no_responses_of_unknown_policies(tmp_path):
+    """Which the step would have to score first, and are not shown as answers to prompts."""
+    made = texts_beside(tmp_path, jr.recipes.ppo_max(text_coef=1.0))
+    assert np.array_equal(made.batch.extras["texts"].any(-1), [False, False, True, True])
+    assert "behavior_known" not in made.batch.extras
+    assert np.isfinite(made.batch.behavior_logp[made.batch.mask]).all()
+    assert [row["completion"] == "ab" for row in made.rows] == [False] * 4
+
+
+class NoBaseline:
+    """Grades rollouts, but not the greedy response to the prompt beside the last text."""
+
+    def __call__(self, prompt, completion, metadata):
+        return CONFIG.reward(prompt, completion, metadata)
+
+    def score_batch(self, prompts, completions, metadata):
+        values = [self(*row) for row in zip(prompts, completions, metadata, strict=True)]
+        if len(set(prompts)) == len(prompts):
+            values[-1] = jr.rewards.FAILED
+        return values
+
+
+def test_texts_need_no_baseline(tmp_path):
+    recipe = jr.recipes.remax()
+    collector = jr.curation.mixed((jr.curation.in_order(), 0.5), (jr.curation.plain_texts(), 0.5))
+    recipe = recipe.replace(text_coef=1.0, collector=collector)
+    with pytest.warns(jr.rewards.VerifierWarning, match="failed on 1 of"):
+        made = texts_beside(tmp_path, recipe, reward=NoBaseline())
+    assert made.batch.where.all() and made.metrics["reward_failures"] == 0
+
+
+def test_a_batch_of_texts_alone_shows_nothing(tmp_path):
+    recipe = jr.recipes.rloo().replace(text_coef=1.0, collector=jr.curation.plain_texts())
+    assert texts_beside(tmp_path, recipe).rows == []
+
+
+def test_a_batch_whose_rollouts_are_dropped_has_the_reward_that_was_sampled(tmp_path):
+    recipe = jr.recipes.rloo().replace(
+        text_coef=1.0,
+        collector=jr.curation.mixed(
+            (jr.curation.refill(jr.curation.informative_groups, max_rounds=1), 0.5),
+            (jr.curation.plain_texts(), 0.5),
+        ),
+    )
+    data = dataclasses.replace(CONFIG.data, prompts=with_texts)
+    changes = {"reward": lambda prompt, completion, metadata: 0.75, "data": data, "steps": 1}
+    (row,) = train(tiny_run(tmp_path, recipe=recipe, **changes)).history
+    assert (row["reward"], row["sampled_reward"], row["no_signal"]) == (0.75, 0.75, 0)
+    assert (row["tokens"], row["text_tokens"], row["updates"]) == (0, 12, 1)
 
 
 def test_data_without_the_column_are_refused_in_one_sentence(tmp_path):

@@ -211,9 +211,10 @@ def vcpo(
         update = min(1, effective share of samples / rho_base)^power times the optimizer's
 
     ``n`` is the squared norm of the gradient of a response's log-probability under the policy at
-    the start of the step. The train step computes it with one more backward pass over the batch,
-    response by response (:func:`~jaxrl_llm.train.score_sq_norms`). Each batch has one update. The
-    data are older than the policy only if the run sets ``asynchrony.max_staleness``.
+    the start of the step. The train step computes it with one more backward pass, response by
+    response (:func:`~jaxrl_llm.train.score_sq_norms`), of the groups whose rewards differ; others
+    have advantage 0 whatever ``n`` is. Each batch has one update. The data are older than the
+    policy only if the run sets ``asynchrony.max_staleness``.
 
     Args:
       cap: Largest weight in the loss, at least 1; the baseline and the step are uncapped.
