@@ -477,12 +477,15 @@ class _Piped:
             for parameter in list(accepted(function).values())[1:]:
                 parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
                 # A parameter that one function requires is required by the pipe.
-                if parameter.name not in rest or parameter.default is parameter.empty:
+                required = parameter.name not in rest or parameter.default is parameter.empty
+                if required and parameter.name != first.name:
                     rest[parameter.name] = parameter
         object.__setattr__(self, "__signature__", inspect.Signature([first, *rest.values()]))
 
     def __call__(self, *args, **context):
-        (x,) = args or (context.pop(next(iter(accepted(self)))),)
+        first = next(iter(accepted(self)))
+        (x,) = args or (context[first],)
+        context[first] = x
         for function in self.functions:
             x = call_with(function, x, context=context)
         return x
@@ -499,8 +502,8 @@ class _Piped:
 def pipe(*functions: Callable) -> Callable:
     """Composes functions: each gets the result of the previous one.
 
-    Keyword arguments are passed to every function that names them. For Transforms use
-    :func:`chain`.
+    Keyword arguments are passed to every function that names them, and so is the array that the
+    first function gets. For Transforms use :func:`chain`.
 
     Args:
       *functions: At least one, in the order of their application. Each takes one array by position

@@ -494,17 +494,21 @@ def constrained_pairs(rewards: Array, *, satisfied: Array, where: Array | None =
 def best_constrained(
     rewards: Array,
     *,
+    order: Array | None = None,
     reference: Array | None = None,
     ties: Literal["first", "all"] = "first",
     where: Array | None = None,
 ) -> Array:
     """The reward of the best rollout of each group, 0 for the others; an advantage for imitation.
 
-        A_i = rewards_i    i = argmax of rewards, if that is above 0
+        A_i = rewards_i    i = argmax of order among those with rewards above 0
         A_i = rewards_i    the best of the reference answers, if no other one is above 0
 
     Args:
       rewards, where: See the module; ``rewards.constrained_rewards(soft=False)``.
+      order: ``[..., G]``, floating point, what decides which is the best, such as the rewards
+        before they were calibrated: in float32 those of 18 and 30 above the baseline are both
+        calibrated to 1. None for ``rewards``.
       reference: bool ``[..., G]``, True for reference answers of the dataset; their calibrated
         reward is 1/2. None for none.
       ties: Which of several best rollouts get their reward.
@@ -525,17 +529,20 @@ def best_constrained(
     """
     function = "best_constrained"
     stats.check_group(function, rewards, where)
+    checks.check_float(function, order=order)
     checks.check_bool(function, reference=reference)
-    checks.check_same_shape(function, rewards=rewards, reference=reference)
+    checks.check_same_shape(function, rewards=rewards, order=order, reference=reference)
     checks.check_option(function, "ties", ties, ("first", "all"))
     valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
     rewards = masking.zero_masked(rewards, where)
+    order = rewards if order is None else masking.zero_masked(order, where)
     aside = jnp.zeros(jnp.shape(rewards), bool) if reference is None else jnp.asarray(reference)
     positive = valid & (rewards > 0)
     first = positive & ~aside
     eligible = jnp.where(jnp.any(first, axis=-1, keepdims=True), first, positive)
+    order = jnp.where(eligible, order, -jnp.inf)
     if ties == "all":
-        rewards = jnp.where(eligible, rewards, 0.0)
-        return jnp.where(rewards == jnp.max(rewards, axis=-1, keepdims=True), rewards, 0.0)
-    _, rank = stats.order_and_ranks(jnp.where(eligible, -rewards, jnp.inf))
-    return jnp.where(eligible & (rank == 0), rewards, 0.0)
+        best = order == jnp.max(order, axis=-1, keepdims=True)
+    else:
+        best = jnp.arange(jnp.shape(order)[-1]) == jnp.argmax(order, axis=-1)[..., None]
+    return jnp.where(eligible & best, rewards, 0.0)

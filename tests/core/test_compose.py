@@ -327,6 +327,18 @@ def test_pipe_hands_each_function_what_it_names():
         pipe()
 
 
+def test_what_goes_into_a_pipe_stays_under_its_name():
+    def doubled(x):
+        return 2.0 * x
+
+    def compared(y, *, x, shift=0.0):
+        return y - x + shift
+
+    both = pipe(doubled, compared, compared)
+    assert list(accepted(both)) == ["x", "shift"]
+    assert both(3.0) == both(x=3.0) == 0.0 and both(3.0, shift=1.0) == 2.0
+
+
 def test_traits_of_a_pipe():
     both = pipe(advantages.maxrl, advantages.terminal_rewards)
     assert traits_of(both).reward_range == (0.0, float("inf")) and traits_of(both).token_values

@@ -203,6 +203,11 @@ def test_the_best_rollout_is_imitated_or_the_reference():
     assert ties.tolist() == [0.5, 0.0, 0.0]
     every = curation.best_constrained(jnp.array([[0.5, 0.5, 0.1], [0.0, -1.0, 0.0]]), ties="all")
     assert every.tolist() == [[0.5, 0.5, 0], [0, 0, 0]]
+    # The best by another order, among those with a reward.
+    order, ones = jnp.array([20.0, 30.0, 30.0, 40.0]), jnp.array([1.0, 1.0, 1.0, 0.0])
+    assert curation.best_constrained(ones, order=order).tolist() == [0, 1, 0, 0]
+    assert curation.best_constrained(ones, order=order, ties="all").tolist() == [0, 1, 1, 0]
+    assert curation.best_constrained(ones, order=-order, ties="all").tolist() == [1, 0, 0, 0]
     where = jnp.array([False, True, True])
     for junk in JUNK:
         assert curation.best_constrained(jnp.array([junk, 0.25, 0.5]), where=where).tolist() == [

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden_data import Ours
+from golden_data import Difference, Ours
 
 from jaxrl_llm import (
     advantages,
@@ -15,6 +15,7 @@ from jaxrl_llm import (
     corrections,
     curation,
     preferences,
+    recipes,
     regularizers,
     rewards,
     rollout,
@@ -131,6 +132,103 @@ def crpg(a):
     calibrated = rewards.calibrated_rewards(a["rewards"], baseline=a["baseline"])
     constraints = {"satisfied": a["satisfied"], "log_ratio": a["log_ratio"]}
     return {"rewards": rewards.constrained_rewards(calibrated, budget=5.0, **constraints)}
+
+
+def cgpo_loss(recipe, *, answers, differences):
+    """A recipe on the code's groups; without ``answers`` the last rollout of each is left out."""
+
+    def run(a):
+        shape = a["mask"].shape
+        batch = recipes.Batch(
+            tokens=jnp.zeros(shape, jnp.int32),
+            mask=a["mask"],
+            rewards=a["rewards"],
+            where=jnp.full(shape[:2], True) if answers else ~a["imitated"],
+            prompt_tokens=jnp.zeros((shape[0], 1), jnp.int32),
+            prompt_mask=jnp.full((shape[0], 1), True),
+            old_logp=a["old_logp"],
+            ref_logp=a["ref_logp"],
+            extras={"satisfied": a["satisfied"], "imitated": a["imitated"]},
+        )
+        prepared, _ = recipe.prepare(batch, recipe.init())
+        loss, gradient = jax.value_and_grad(lambda logp: recipe.loss(logp, prepared))(a["logp"])
+        return {"loss": loss, "gradient": gradient}
+
+    return Ours(run, differences)
+
+
+def times_rollouts(a, theirs):
+    return {name: 4 * x for name, x in theirs.items()}
+
+
+def codpo_in_numpy(a, theirs):
+    """Mean over tied pairs, and over groups with one; of the rollouts before the answer."""
+    mask, logp = a["mask"], np.float64(a["logp"])
+    d = np.where(mask, logp - a["ref_logp"], 0.0).sum(-1)
+    used, value, gradient = 0, 0.0, np.zeros_like(logp)
+    for p, (rewards_, satisfied) in enumerate(zip(a["rewards"], a["satisfied"], strict=True)):
+        own = [i for i in range(len(rewards_)) if not a["imitated"][p, i]]
+        good = [i for i in own if satisfied[i]]
+        bad = [i for i in own if not satisfied[i]] or own
+        best = [i for i in good if rewards_[i] == max(rewards_[j] for j in good)]
+        worst = [i for i in bad if rewards_[i] == min(rewards_[j] for j in bad)]
+        if not good or best == worst:
+            continue
+        used += 1
+        for w in best:
+            for loser in worst:
+                share = 1 / (len(best) * len(worst))
+                z = 0.1 * (d[p, w] - d[p, loser])
+                mean = logp[p, w][mask[p, w]].mean()
+                value += share * (np.log1p(np.exp(-z)) - 5.0 * mean)
+                pull = 0.1 / (1 + np.exp(z))
+                gradient[p, w] -= share * mask[p, w] * (pull + 5.0 / mask[p, w].sum())
+                gradient[p, loser] += share * mask[p, loser] * pull
+    return {"loss": np.float32(value / used), "gradient": np.float32(gradient / used)}
+
+
+def crraft_in_numpy(a, theirs):
+    """As in the code, but the tied best rollouts of a group count as one."""
+    mask, logp = a["mask"], np.float64(a["logp"])
+    distance = np.where(mask, np.float64(a["old_logp"]) - a["ref_logp"], 0.0).sum(-1)
+    allowed = a["satisfied"] & (distance <= 3.0)
+    tokens, value, gradient = 0.0, 0.0, np.zeros_like(logp)
+    for p, (own, answer) in enumerate(zip(~a["imitated"], a["imitated"], strict=True)):
+        gap = np.float64(a["rewards"][p]) - a["rewards"][p][answer]
+        members = own & allowed[p] if (own & allowed[p]).any() else answer & allowed[p]
+        best = [i for i in np.flatnonzero(members) if gap[i] == gap[members].max()]
+        for i in best:
+            share, reward = 1 / len(best), 1 / (1 + np.exp(-gap[i]))
+            tokens += share * mask[p, i].sum()
+            value -= share * reward * logp[p, i][mask[p, i]].sum()
+            gradient[p, i] -= share * reward * mask[p, i]
+    return {"loss": np.float32(value / tokens), "gradient": np.float32(gradient / tokens)}
+
+
+DIVIDED = Difference("the code's CRPG divides by the number of rollouts too", times_rollouts)
+FIRST = "of tied rollouts the code takes the first; we take the mean over them"
+SIGNED = "the code multiplies rewards by verdicts, which chooses others below 0"
+CGPO = {
+    "crpg": Ours(crpg),
+    "crpg_loss": cgpo_loss(
+        recipes.cgpo(budget=3.0, answers="answer"),
+        answers=True,
+        differences=dict.fromkeys(("positive", "signed", "ties"), DIVIDED),
+    ),
+    "codpo_loss": cgpo_loss(
+        recipes.cgpo(optimizer="codpo"),
+        answers=False,
+        differences={
+            "signed": Difference(SIGNED, codpo_in_numpy),
+            "ties": Difference(FIRST, codpo_in_numpy),
+        },
+    ),
+    "crraft_loss": cgpo_loss(
+        recipes.cgpo(optimizer="crraft", budget=3.0, answers="answer"),
+        answers=True,
+        differences={"ties": Difference(FIRST, crraft_in_numpy)},
+    ),
+}
 
 
 def tree_values(a):
@@ -357,7 +455,7 @@ TABLES = {
     },
     "masa": {"rewards": Ours(predictions)},
     "sage": {"levels": Ours(lambda a: {"level": curation.hint_level(a["level"], a["accuracy"])})},
-    "cgpo": {"crpg": Ours(crpg)},
+    "cgpo": CGPO,
     "ttrl": {"majority": Ours(majority)},
     "scaf_grpo": {"least": Ours(lambda a: {"level": curation.minimal_hint(a["rewards"])})},
     "dart": {"pool": Ours(pool)},

@@ -1,6 +1,7 @@
 """CGPO: its three losses and their gradients in float64 NumPy, groups that do not train, tasks."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
+from jaxrl_llm.core import traits_of
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.recipes import Batch, CgpoTask, cgpo
 from jaxrl_llm.testing import assert_recipe_ok, loop_checks
@@ -136,27 +138,30 @@ def in_numpy(optimizer, logp, batch, groups=None, budget=5.0, beta=0.1, likeliho
         own = [i for i in rows if i[0] == p]
         if optimizer == "crraft":
             good = [i for i in own if satisfied[i] and d[i] <= budget]
-            if good:
-                best = max(good, key=lambda i: rewards[i])
-                losses.append(-calibrated[best] * sums["x"][best])
-                used += tokens[best]
+            best = [i for i in good if rewards[i] == max(rewards[j] for j in good)]
+            losses += [-calibrated[i] * sums["x"][i] / len(best) for i in best]
+            used += sum(tokens[i] for i in best) / max(len(best), 1)
             continue
         own = [i for i in own if tokens[i]]
         good, bad = ([i for i in own if satisfied[i] == v] for v in (True, False))
         if not good:
             continue
-        w = max(good, key=lambda i: rewards[i])
-        l = min(bad or own, key=lambda i: rewards[i])  # noqa: E741
-        if w != l:
-            z = beta * (sums["x"][w] - sums["ref"][w] - sums["x"][l] + sums["ref"][l])
-            losses.append(np.log1p(np.exp(-z)) - likelihood / tokens[w] * sums["x"][w])
+        best = [i for i in good if rewards[i] == max(rewards[j] for j in good)]
+        worst = [i for i in bad or own if rewards[i] == min(rewards[j] for j in bad or own)]
+        if best != worst:
             used += 1
+            for w, other in itertools.product(best, worst):
+                z = beta * (sums["x"][w] - sums["ref"][w] - sums["x"][other] + sums["ref"][other])
+                loss = np.log1p(np.exp(-z)) - likelihood / tokens[w] * sums["x"][w]
+                losses.append(loss / len(best) / len(worst))
     return sum(losses) / used
 
 
+@pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_loss_of_a_batch(optimizer):
+def test_the_loss_of_a_batch(optimizer, ties):
     logp, batch = make_batch()
+    batch = batch.replace(rewards=jnp.sign(batch.rewards)) if ties else batch
     options = {"beta": 0.3, "likelihood": 0.5} if optimizer == "codpo" else {"budget": 2.0}
     for given in ({}, options):
         recipe = cgpo(optimizer=optimizer, **given)
@@ -192,8 +197,9 @@ def test_codpo_without_a_pair():
     assert not loss_and_grad(recipe, logp, one)[2].weights.any()
     # All are satisfied, so the worst of all is rejected.
     assert loss_and_grad(recipe, logp, batch)[2].advantages[0].tolist() == [0, 1, -1, 0]
-    with pytest.raises(ValueError, match="group_size must be at least 2"):
-        recipe.check_group_size(1)
+    for pairs in (recipe, mixture()):
+        with pytest.raises(ValueError, match="group_size must be at least 2"):
+            pairs.check_group_size(1)
 
 
 def test_rollouts_that_tie_share_the_place_of_one():
@@ -208,6 +214,16 @@ def test_rollouts_that_tie_share_the_place_of_one():
     expected = -0.731059 * ((sums[0] + sums[2]) / 2 + sums[0]) / ((2 + 4) / 2 + 2)
     assert value == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(grad[:, 0, 0], [-0.731059 / 2 / 5, -0.731059 / 5], rtol=1e-5)
+
+
+def test_the_best_of_rewards_that_are_all_calibrated_to_one():
+    """A sigmoid in float32 is 1 from about 17 on."""
+    logp, batch = worked(judges=[True] * 4, rewards=[20.0, 30.0, 0.0, 40.0])
+    alone = cgpo(optimizer="crraft")
+    tasks = cgpo(tasks={"a": CgpoTask(optimizer="crraft"), "b": CgpoTask()})
+    batch = batch.with_extras({"task_ids": jnp.zeros(1, jnp.int32)})
+    for recipe in (alone, tasks):  # the last rollout is beyond the budget
+        assert loss_and_grad(recipe, logp, batch)[2].advantages[0].tolist() == [0, 1, 0, 0]
 
 
 def test_no_judges_and_no_budget_is_calibrated_reinforce():
@@ -309,6 +325,7 @@ def test_tasks_with_answers_train_the_policys_pairs():
     imitated = jnp.zeros((6, G), bool).at[:, 3].set(True)
     batch = batch.with_extras({"imitated": imitated})
     recipe = mixture(answers="demonstration")
+    assert recipe.collector == jr.curation.demonstrations(column="demonstration")
     ready = recipe.prepare(batch, recipe.init())[0]
     assert not ready.mask[jnp.array([0, 1, 3, 4]), 3].any()  # the tasks of CRPG and CODPO
     sampled = batch.replace(where=batch.where & ~imitated)
@@ -316,6 +333,17 @@ def test_tasks_with_answers_train_the_policys_pairs():
     part = jax.tree.map(lambda x: x[1::3], sampled)
     expected = single.prepare(part, single.init())[0]
     np.testing.assert_array_equal(ready.advantages[1::3], expected.advantages)
+
+
+def test_tasks_that_are_alike_have_the_traits_of_one():
+    """The metrics of pairs are made for a surrogate that says that it orders responses."""
+    for optimizer in OPTIMIZERS:
+        single = cgpo(optimizer=optimizer)
+        both = cgpo(tasks=dict.fromkeys("ab", CgpoTask(optimizer=optimizer)))
+        for slot in ("surrogate", "weights"):
+            assert traits_of(getattr(both, slot)) == traits_of(getattr(single, slot))
+    mixed = traits_of(mixture().surrogate)
+    assert (mixed.level, mixed.has_ratio, mixed.orders_responses) == ("sequence", False, False)
 
 
 CHEAP = ["microbatches", "junk", "permutation", "degenerate_groups", "on_policy"]
@@ -395,12 +423,20 @@ def test_a_prompt_of_another_task_ends_before_the_run(config, tmp_path):
     wrong = dataclasses.replace(
         config.data, prompts=lambda: prompts(lambda n: "art" if n == 7 else "math")
     )
-    run = dataclasses.replace(config, recipe=RUNS["tasks"], run_dir=str(tmp_path), data=wrong)
+    graded = []
+
+    def counted(prompt, completion, metadata):
+        graded.append(prompt)
+        return judged(prompt, completion, metadata)
+
+    run = dataclasses.replace(config, recipe=RUNS["tasks"], run_dir=str(tmp_path))
+    run = dataclasses.replace(run, data=wrong, reward=counted)
     with pytest.raises(ValueError, match="'q07' has the task 'art' in column 'task'; the recipe"):
         train(run)
     elsewhere = dataclasses.replace(run, recipe=cgpo(tasks=THREE, column="domain"))
     with pytest.raises(ValueError, match="cgpo: prompt 'q00' has no 'domain' in its row"):
         train(dataclasses.replace(elsewhere, data=config.data))
+    assert not graded
 
 
 @pytest.mark.parametrize(

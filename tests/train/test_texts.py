@@ -164,7 +164,7 @@ def texts_beside(path, recipe, **changes):
 
 def test_texts_are_no_responses_of_unknown_policies(tmp_path):
     """Which the step would have to score first, and are not shown as answers to prompts."""
-    made = texts_beside(tmp_path, jr.recipes.ppo_max(text_coef=1.0))
+    made = texts_beside(tmp_path, jr.recipes.ppo_max(text_coef=1.0, critic_warmup=0))
     assert np.array_equal(made.batch.extras["texts"].any(-1), [False, False, True, True])
     assert "behavior_known" not in made.batch.extras
     assert np.isfinite(made.batch.behavior_logp[made.batch.mask]).all()

@@ -470,7 +470,7 @@ METHODS = (
         "curation.top_entropy_steps"), preset="dart"),
     Method("cgpo", "CGPO, rewards of rollouts that satisfy all judges", "2409.20370", "curation",
         ("curation.best_constrained", "curation.constrained_pairs", "preferences.dpo",
-        "advantages.center",
+        "preferences.paired", "advantages.center",
         "rewards.calibrated_rewards", "rewards.constrained_rewards", "rewards.crpg_rewards"),
         preset="cgpo"),
     # Exploration, and trees of rollouts.

@@ -20,7 +20,6 @@ from jaxrl_llm.core import (
     given,
     pipe,
     stateless,
-    traits,
     traits_of,
 )
 from jaxrl_llm.core.compose import stable_repr
@@ -109,8 +108,8 @@ def cgpo(
       answers: Column of the data with an answer of each prompt. It takes the place of one of the G
         rollouts of the group and is graded like them; its reward is the baseline, and with "crraft"
         it trains, with a reward of 1/2, if no rollout has a reward above 0 and it is satisfied and
-        within the budget; pairs of "codpo" leave it out. None for the greedy response, which does
-        not train.
+        within the budget; pairs of "codpo" leave it out, so they need a G of 3. None for the
+        greedy response, which does not train.
       tasks: The tasks by name; None for one task.
       column: Column of the data with the name of a prompt's task; None for "task".
 
@@ -165,11 +164,11 @@ def _crpg(task: CgpoTask, collector: curation.Collector | None) -> Recipe:
 
 
 def _crraft(task: CgpoTask, collector: curation.Collector | None) -> Recipe:
-    answered, best = collector is not None, bind(curation.best_constrained, ties="all")
-    chosen = stateless(given(best, reference="imitated") if answered else best)
+    answered = collector is not None
+    judged = stateless(_judged(task, answered, soft=False))
     return from_base(
         name="cgpo",
-        advantage=chain(stateless(_judged(task, answered, soft=False)), chosen),
+        advantage=chain(judged, stateless(best_of_group)),
         surrogate=surrogates.reinforce,
         weights=mean_of_best,
         curation=stateless(answered_groups) if answered else None,
@@ -218,15 +217,13 @@ def _several_tasks(tasks: Mapping[str, CgpoTask], answers: str | None, column: s
     if answers is not None and all(task.optimizer == "codpo" for task in tasks.values()):
         checks.check_no_effect("cgpo", "if all tasks have optimizer='codpo'", answers=answers)
     parts = [_one_task(task, answers) for task in tasks.values()]
-    weightings = (
-        _scaled(part.weights, task.weight) for part, task in zip(parts, tasks.values(), strict=True)
-    )
+    scales = tuple(task.weight for task in tasks.values())
     curations = tuple(function for part in parts for function in functions_of(part.curation))
     return from_base(
         name="cgpo",
         advantage=stateless(ByTask(tuple(pipe(*functions_of(x.advantage)) for x in parts))),
         surrogate=ByTask(tuple(part.surrogate for part in parts)),
-        weights=ByTask(tuple(weightings)),
+        weights=ByTask(tuple(part.weights for part in parts), scales),
         curation=stateless(ByTask(curations)) if curations else None,
         selection=ByTask(tuple(part.selection or every_token for part in parts)),
         collector=parts[0].collector,
@@ -254,6 +251,15 @@ def pair_signs(rewards: Array, *, satisfied: Array, mask: Array, where: Array) -
         return alike
 
     return tied(pairs.chosen).astype(jnp.float32) - tied(pairs.rejected)
+
+
+def best_of_group(
+    calibrated: Array, *, rewards: Array, where: Array, imitated: Array | None = None
+) -> Array:
+    """:func:`curation.best_constrained` by the rewards before their calibration, with all ties."""
+    return curation.best_constrained(
+        calibrated, order=rewards, reference=imitated, ties="all", where=where
+    )
 
 
 def mean_of_best(mask: Array) -> Array:
@@ -297,18 +303,6 @@ def every_token(advantages: Array, mask: Array) -> Array:
     return mask
 
 
-def scaled_weights(mask: Array, *, weighting: Callable, weight: float) -> Array:
-    """A weighting times the weight of its task."""
-    return weight * weighting(mask)
-
-
-def _scaled(weighting: Callable, weight: float) -> Callable:
-    if weight == 1.0:
-        return weighting
-    scaled = bind(scaled_weights, weighting=weighting, weight=weight)
-    return traits(level=traits_of(weighting).level)(scaled)
-
-
 @dataclasses.dataclass(frozen=True)
 class TaskIds:
     """The place of each prompt's task among the tasks, read from a column of the data."""
@@ -339,13 +333,14 @@ class TaskIds:
 class ByTask:
     """A function of a slot that applies to the groups of each task the function of that task.
 
-        f(x) = f_k(x) on the groups of task k, as if the batch had only these
+        f(x) = scale_k f_k(x) on the groups of task k, as if the batch had only these
 
     Each function gets ``where`` and ``mask`` without the groups of other tasks, so that its means
-    are over its task; what it returns there does not count.
+    are over its task; what it returns there does not count. Without ``scales`` each is 1.
     """
 
     functions: tuple[Callable, ...]
+    scales: tuple[float, ...] = ()
 
     def __post_init__(self):
         place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -373,6 +368,8 @@ class ByTask:
             }
             part = context | restricted
             result = call_with(function, *(part[n] for n in self._places), context=part)
+            if self.scales:
+                result = self.scales[task] * result
             parts.append(jnp.where(_along(own, result), result, jnp.zeros_like(result)))
         total = parts[0]
         for part in parts[1:]:
@@ -387,6 +384,8 @@ class ByTask:
     @property
     def __traits__(self) -> Traits:
         every = [traits_of(function) for function in self.functions]
+        if len(set(every)) == 1:
+            return every[0]
         return Traits(
             level="sequence" if any(t.level == "sequence" for t in every) else "token",
             has_ratio=all(t.has_ratio for t in every),
@@ -395,7 +394,8 @@ class ByTask:
         )
 
     def __repr__(self) -> str:
-        return f"by_task({', '.join(map(stable_repr, self.functions))})"
+        scales = [f"scales={self.scales}"] if self.scales else []
+        return f"by_task({', '.join([*map(stable_repr, self.functions), *scales])})"
 
 
 def _along(own: Array, x: Array) -> Array:
