@@ -56,7 +56,10 @@ def teacher():
 
 
 def questions():
-    rows = (Prompt(f"say {n}", str(n), metadata={"demonstration": str(n)}) for n in range(20))
+    rows = (
+        Prompt(f"say {n}", str(n), metadata={"demonstration": str(n), "pretraining": f"{n} is it"})
+        for n in range(20)
+    )
     return PromptSet(rows, source="configs/distill.py")
 
 

@@ -9,9 +9,8 @@ than jax, numpy, optax and chex::
     jr.aggregate.token_mean(mask)                      # mask -> weights
 """
 
-import importlib
-
 from jaxrl_llm.core import Transform, bind, chain, given, pipe, stateless
+from jaxrl_llm.core.runtime.lazy import load_module
 
 __version__ = "0.2.0"
 
@@ -44,8 +43,8 @@ __all__ = ["Transform", "bind", "chain", "given", "pipe", "stateless", *_NAMESPA
 
 def __getattr__(name: str):
     if name in _NAMESPACES:
-        return importlib.import_module(f"jaxrl_llm.{name}")
-    raise AttributeError(f"module 'jaxrl_llm' has no attribute {name!r}.")
+        return load_module(f"jaxrl_llm.{name}")
+    raise AttributeError(f"module 'jaxrl_llm' has no attribute {name!r}")
 
 
 def __dir__():

@@ -95,6 +95,20 @@ def test_what_users_write_against_is_public(namespace, names):
     assert all(getattr(module, name) is not None for name in names.split())
 
 
+@pytest.mark.parametrize("name", ["train", "testing.tiny_model", "models.make_model"])
+def test_a_namespace_tells_which_extra_its_package_is_in(name):
+    code = f"""
+import sys
+sys.modules["flax"] = None  # as where it is not installed
+import jaxrl_llm as jr
+try:
+    jr.{name}
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert _run(code).endswith("needs the package flax: pip install 'jaxrl_llm[train]'.")
+
+
 def test_import_starts_no_device():
     code = (
         "import jax, jaxrl_llm as jr\n"

@@ -6,7 +6,6 @@ Invalid or contradictory arguments raise UsageError.
 import atexit
 import contextlib
 import dataclasses
-import difflib
 import errno
 import hashlib
 import importlib.util
@@ -38,7 +37,8 @@ from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.secrets import mask
 from jaxrl_llm.data.chat import dated
 from jaxrl_llm.models.lora import LoRAConfig, with_adapter
-from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
+from jaxrl_llm.recipes import Recipe
+from jaxrl_llm.recipes.catalog import check_preset
 from jaxrl_llm.train import (
     AsyncConfig,
     CheckpointError,
@@ -174,11 +174,8 @@ def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
     def from_words(words: list[str]) -> Any:
         if type(None) in kinds and words[0] == "None":
             return None
-        presets = (*PRESETS, *EVOLUTION_PRESETS)
-        if Recipe in kinds and words[0] not in presets:
-            near = difflib.get_close_matches(words[0], presets, n=3)
-            meant = f" did you mean {' or '.join(near)}?" if near else ""
-            raise ValueError(f"no preset {words[0]!r};{meant} there are {', '.join(presets)}")
+        if Recipe in kinds:
+            check_preset("config", words[0])
         return words[0] if str in kinds else find_reward(words[0])
 
     def to_words(value: Any) -> list[str]:
@@ -282,7 +279,11 @@ def _config_of(
     ``executed`` is a file that executes it, if it is not executed itself.
     """
     if not path.is_file():
-        raise UsageError(f"There is no config file {str(path)!r}.")
+        hint = ""
+        if path.suffix == ".py" and path.stem in shipped_configs():
+            named = path.stem if name == "config" else f"{path.stem}:{name}"
+            hint = f" The one that comes with the package is {named}."
+        raise UsageError(f"There is no config file {str(path)!r}.{hint}")
     spec = importlib.util.spec_from_file_location(module_name, executed or path)
     if spec is None or spec.loader is None:
         raise UsageError(f"The config file {str(path)!r} must be a Python file, ending in .py.")

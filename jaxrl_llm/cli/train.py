@@ -172,7 +172,8 @@ values:
 
   jaxrl-llm train quickstart --help
 
-A name without a folder or a file ending is a config that comes with the package:
+A name without a folder or a file ending is a config that comes with the package, and tiny:flow is
+another TrainConfig in that file:
 {names}.
 
 Ctrl-C ends a run after the current step, with a checkpoint and exit code 130. SIGTERM, as when a

@@ -40,10 +40,11 @@ def mask_id_of(function: str, model: Model) -> int:
     """The mask id of a denoising model; ValueError for another, or one with a cap of logits."""
     config = model.config
     if is_causal(model) or config.mask_id is None:
-        lacks = "causal=False"
+        lacks = "this one is causal; set causal=False and mask_id in its ModelConfig"
         if not is_causal(model):
-            lacks = "a mask_id: `mask_token_id` of config.json, or a mask token of the tokenizer"
-        raise ValueError(f"{function} needs a denoising model; the config lacks {lacks}.")
+            lacks = "this one has no mask_id: `mask_token_id` of config.json, or a mask token of "
+            lacks += "the tokenizer"
+        raise ValueError(f"{function} needs a denoising model; {lacks}.")
     if model.logit_cap is not None:
         raise ValueError(
             f"{function}: samplers and likelihoods of a denoising model have no soft cap of "
@@ -55,7 +56,10 @@ def mask_id_of(function: str, model: Model) -> int:
 def velocity_of(function: str, model: Model) -> Callable[..., Array]:
     """The velocity of a flow model; ValueError for another."""
     if model.velocity is None:
-        raise ValueError(f"{function} needs a flow model; this one has no velocity.")
+        raise ValueError(
+            f"{function} needs a flow model, such as models.make_flow_model; this one "
+            "has no velocity."
+        )
     return model.velocity
 
 

@@ -20,8 +20,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 from jaxrl_llm.environments.protocol import truncation_reward_of
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
-from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
-from jaxrl_llm.recipes.catalog import preset
+from jaxrl_llm.recipes import PRESETS, EvolutionRecipe, Recipe
+from jaxrl_llm.recipes.catalog import check_preset, preset
 from jaxrl_llm.rewards import BatchReward
 from jaxrl_llm.rewards.scoring import ON_ERROR, OnError, check_arguments, has_patience
 from jaxrl_llm.rollout.denoising import DenoisingOptions
@@ -673,10 +673,10 @@ class TrainConfig:
             "router_replay",
             "scan_layers",
         ):
-            if getattr(self, option) != getattr(TrainConfig, option):
+            if getattr(self, option) != (default := getattr(TrainConfig, option)):
                 raise ValueError(
                     f"config: {option} has no effect with {recipe.name!r}, which has no backward "
-                    "pass."
+                    f"pass; leave it at its default, {default!r}."
                 )
         if self.sampling.slots is not None:
             raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
@@ -938,7 +938,7 @@ def find_recipe(
         return recipe
     if not isinstance(recipe, str):
         raise TypeError(f"config: recipe must be a recipe or the name of a preset; got {recipe!r}.")
-    checks.check_option("config", "recipe", recipe, (*PRESETS, *EVOLUTION_PRESETS))
+    check_preset("config", recipe)
     return preset(recipe, length=sampling.max_new_tokens, num_prompts=num_prompts)
 
 

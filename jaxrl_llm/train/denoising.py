@@ -272,9 +272,15 @@ def scorer_of(
             )
         return Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
     flow = isinstance(recipe.likelihood, FlowLikelihood)
-    if flow != (model.velocity is not None):
-        model_needed = "a flow model" if flow else "a model that denoises tokens, not a flow model"
-        raise ValueError(f"{name} with {recipe.likelihood!r} needs {model_needed}.")
+    if flow and model.velocity is None:
+        raise ValueError(
+            f"{name} needs a flow model, such as models.make_flow_model; this one has no velocity."
+        )
+    if not flow and model.velocity is not None:
+        raise ValueError(
+            f"{name} with {recipe.likelihood!r} needs a model that denoises tokens, not a flow "
+            "model."
+        )
     if isinstance(recipe.likelihood, FlowLikelihood):
         return FlowScorer(model, recipe.likelihood, temperature)
     mask_id_of(f"{name} with a likelihood", model)

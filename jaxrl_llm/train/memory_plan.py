@@ -70,7 +70,7 @@ from jaxrl_llm.train.run_data import (
     text_room,
 )
 from jaxrl_llm.train.run_models import holds_reference, with_trained
-from jaxrl_llm.train.samplers import check_replay, check_rounding, engine_grid
+from jaxrl_llm.train.samplers import check_denoising, check_replay, check_rounding, engine_grid
 from jaxrl_llm.train.setup import with_mesh_sizes
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
@@ -374,6 +374,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     check_data(config, recipe, prompts, others)
+    check_denoising(config, recipe, model)
     held_out = held_out[: config.evaluation.limit]
     # Slots are for training prompts, which the engine does not pad.
     slot_prompt = text_room(config, recipe, model, max(len(each.tokens) for each in train))

@@ -1,5 +1,6 @@
 """The prompts of a run: how they are loaded, split and checked, and how long they may be."""
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -151,14 +152,25 @@ def check_data(
                 f"{config.prompts_per_step}, so it would never train; enlarge one of the two."
             )
         if hasattr(part, "check_data"):
-            part.check_data(DataRows(rows))
+            with _named(recipe):
+                part.check_data(DataRows(rows))
         if trains and hasattr(part, "check_sizes"):
             part.check_sizes(DataRows(rows), group_size=group_size, num_groups=groups)
         if compares and getattr(part, "offline", False) and hasattr(part, "check_rows"):
             others = [Question(prompt, []) for prompt in held_out]
-            part.check_rows(DataRows(others))
+            with _named(recipe):
+                part.check_rows(DataRows(others))
             if recipe.head == "step":  # whose evaluation reads the labels
                 check_fields(recipe, others)
+
+
+@contextlib.contextmanager
+def _named(recipe: Any) -> Iterator[None]:
+    """Names the recipe in what its collector says about the data."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"recipe {recipe.name!r}: {error}") from error
 
 
 def encode_questions(

@@ -139,7 +139,7 @@ def make_samplers(
 ) -> Samplers:
     """The samplers of a run; ``longest`` is the maximum number of tokens of a training prompt."""
     sampling, group_size = config.sampling, config.sampling.group_size
-    _check_denoising(config, recipe, model)
+    check_denoising(config, recipe, model)
     # The model that samples rollouts; evaluations and baselines use the policy alone.
     behavior = model
     if isinstance(teacher, Teacher) and recipe.teacher_mixture:
@@ -296,7 +296,7 @@ def _check_mixture(config: TrainConfig) -> None:
         )
 
 
-def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
+def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
     """Raises ValueError for options that the model of a run, causal or not, does not support."""
     sampling = config.sampling
     if draft_steps_of(recipe.collector) is not None and model.velocity is None:
@@ -313,6 +313,8 @@ def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
                 f"recipe {recipe.name!r}: its collector fixes tokens of a response, which needs a "
                 "denoising model (causal=False)."
             )
+        if not recipe.forward_only and recipe.likelihood is not None:
+            scorer_of(recipe, model)  # refuses the model before its weights are read
         return
     if declares(recipe.collector, "mixes_texts"):
         raise ValueError(

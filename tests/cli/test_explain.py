@@ -88,8 +88,8 @@ def test_evolution_is_explained(capsys, name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dappo", "Did you mean 'dapo'?"),
-        ("CISPO", "Did you mean 'cispo'?"),
+        ("dappo", "Did you mean 'dapo'"),
+        ("CISPO", "Did you mean 'cispo'"),
         ("ppo_clip", "'ppo_clip' has no preset; `jaxrl-llm methods ppo_clip` describes it."),
     ],
 )

@@ -159,6 +159,10 @@ def test_a_bare_name_is_a_config_of_the_package(capsys, monkeypatch, tmp_path):
     code, _, err = run(capsys, "train", "quickstrat", "--steps", "1")
     assert code == 2
     one_sentence(err, "'quickstrat'", "calculator", "quickstart", "tiny")
+    for word in ("configs/tiny.py:flow", "tiny.py:flow"):
+        code, _, err = run(capsys, "train", word, "--steps", "1")
+        assert code == 2
+        one_sentence(err, "There is no config file", "comes with the package is tiny:flow.")
     # A file or a run of one's own goes first.
     Path("tiny").write_text("number = 3\n")
     assert options.named_config("tiny") == "tiny"

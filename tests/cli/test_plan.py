@@ -13,6 +13,13 @@ def test_a_plan_does_nothing_else(capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_recipe_that_the_model_cannot_train_has_no_plan(capsys, tmp_path):
+    for recipe, needs in {"wd1": "a denoising model", "flow_grpo": "a flow model"}.items():
+        code, out, err = run(capsys, "train", config_file(tmp_path), "--plan", "--recipe", recipe)
+        assert code == 2 and "It fits." not in out
+        one_sentence(err, f"recipe '{recipe}'", f"needs {needs}")
+
+
 def test_what_does_not_fit_is_refused(capsys, tmp_path):
     path, words = config_file(tmp_path), ["--plan", "--plan-memory", "1e-4"]
     code, out, err = run(capsys, "train", path, *words)

@@ -74,7 +74,9 @@ def test_the_mask_id_is_that_of_the_tokenizer(tmp_path):
         mask_id(mask_token="<o>")
     assert mask_id(mask_token=None) is None
     model = make_model(read_config(tmp_path / "config.json"))
-    with pytest.raises(ValueError, match="lacks a mask_id: `mask_token_id` of config.json, or"):
+    with pytest.raises(
+        ValueError, match="this one has no mask_id: `mask_token_id` of config.json, or"
+    ):
         jr.rollout.make_denoising_sampler(model, max_new_tokens=2, group_size=1)
     (tmp_path / "config.json").write_text(json.dumps(values | {"mask_token_id": 63}))
     assert mask_id(mask_token="<m>") == 63

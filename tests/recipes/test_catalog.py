@@ -124,7 +124,7 @@ def test_a_preset_by_its_name():
     # The bytes of an experience are no budget in tokens.
     experienced = catalog.preset("training_free_grpo", length=8).collector
     assert experienced == jr.recipes.training_free_grpo().collector
-    with pytest.raises(ValueError, match="Did you mean 'dr_grpo'"):
+    with pytest.raises(ValueError, match="no preset 'dr_gpro'. Did you mean 'dr_grpo' or"):
         catalog.preset("dr_gpro", length=8)
 
 

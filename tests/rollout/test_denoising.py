@@ -274,5 +274,5 @@ def test_errors(tiny):
     with pytest.raises(ValueError, match="fixed holds token 5, which is the mask id"):
         sample(params, jax.random.key(0), [[1]], fixed=np.full((1, 1, 6), MASK))
     causal, _ = jr.testing.tiny_model()
-    with pytest.raises(ValueError, match="needs a denoising model; the config lacks causal"):
+    with pytest.raises(ValueError, match="a denoising model; this one is causal; set causal=False"):
         make_denoising_sampler(causal, max_new_tokens=2, group_size=1)

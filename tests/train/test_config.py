@@ -222,7 +222,9 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
                 {"recipe": jr.recipes.diffu_grpo().replace(epochs=1)},
             )
         ),
-        ({"recipe": "grpos"}, "recipe must be one of .* Did you mean 'grpo'"),
+        ({"recipe": "grpos"}, "config: no preset 'grpos'. Did you mean 'grpo'"),
+        ({"recipe": "dapo_clip"}, "'dapo_clip'. The preset of this method is 'dapo'"),
+        ({"recipe": "retrace"}, "This method has none: `jaxrl-llm methods retrace` shows"),
         ({"critic": OptimizerConfig()}, "config: critic has no effect: recipe 'dr_grpo' has none"),
         ({"minibatches": 3}, "config: 4 prompts do not split into 3 minibatches"),
         (

@@ -477,7 +477,8 @@ def test_what_a_run_refuses(tmp_path):
 
     sampling = jr.train.SamplingConfig
     recipe = recipe_of(mean_field_likelihood())
-    refused("needs a denoising model", recipe=recipe)
+    with pytest.raises(ValueError, match="needs a denoising model; this one is causal"):
+        load_experiment(tiny_run(tmp_path / "run", recipe=recipe))  # before a step is made
     few = sampling(group_size=2, max_new_tokens=4, denoising=DenoisingOptions(steps=2))
     refused("denoising has no effect with a causal model", sampling=few)
     top = sampling(group_size=2, max_new_tokens=4, top_k=3)

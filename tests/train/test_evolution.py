@@ -259,7 +259,7 @@ def test_a_run_moves_every_expert(tmp_path):
 
 BAD = {
     "odd": ({"sampling": SamplingConfig(group_size=7)}, "group_size must be even; got 7"),
-    "remat": ({"remat": "dots"}, "remat has no effect with 'eggroll'"),
+    "remat": ({"remat": "dots"}, "remat has no effect with 'eggroll'.*at its default, 'full'"),
     "microbatches": ({"microbatches": 2}, "microbatches has no effect with 'eggroll'"),
     "updates": ({"epochs": 2}, "serve one update; got epochs 2"),
     "slots": ({"sampling": SamplingConfig(slots=8)}, "slots has no effect with 'eggroll'"),

@@ -513,7 +513,7 @@ def test_what_does_not_go_together(tmp_path):
     model, params = tiny_flow_model()
     causal, _ = jr.testing.tiny_model(num_layers=1)
     recipe, masks = jr.recipes.flow_grpo(), jr.recipes.diffu_grpo(epochs=1)
-    with pytest.raises(ValueError, match="needs a flow model"):
+    with pytest.raises(ValueError, match="needs a flow model, such as models.make_flow_model"):
         make_step(causal, recipe, optax.sgd(0.1))
     with pytest.raises(ValueError, match="not a flow model"):
         make_step(model, masks, optax.sgd(0.1))

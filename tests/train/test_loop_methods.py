@@ -353,7 +353,7 @@ def test_a_prior_comes_with_the_prompts(tmp_path):
 
 
 REFUSED = {
-    "luffy_shaping": r"demonstrations: prompt 'q0\d' has no 'demonstration' in its row",
+    "luffy_shaping": r"recipe 'luffy_shaping': .* prompt 'q0\d' has no 'demonstration' in its row",
     "nurl": r"prompt 'q0\d' has no 'hints'",
     "v05_baseline": r"needs 'prior' \(.*\); prompt 'q0\d' has none in its metadata",
 }

@@ -113,6 +113,13 @@ def test_a_run_that_begins_anew_keeps_no_command_of_another_one(tmp_path):
     assert files() == {"config.py"}
 
 
+def test_the_bar_says_why_the_first_step_takes_long(tmp_path):
+    with RunFolder(tmp_path, resume=False, log=print) as folder, folder.progress(0, 2) as bar:
+        assert str(bar).endswith(", compiling the first step]")
+        bar.set_postfix_str("reward 1.000")  # as after a step
+        assert "compiling" not in str(bar)
+
+
 def test_what_does_not_decide_a_score_leaves_it():
     old = {"sampling.temperature": 1.0, "sampling.slots": 4, "reward": "a", "episodes.max_turns": 2}
     new = {"sampling.temperature": 0.5, "sampling.slots": 8, "reward": "b", "episodes.max_turns": 3}

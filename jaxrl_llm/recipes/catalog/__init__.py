@@ -35,6 +35,7 @@ __all__ = [
     "Paper",
     "PeerName",
     "as_table",
+    "check_preset",
     "find_peer_names",
     "names_at_peers",
     "preset",
@@ -79,8 +80,32 @@ def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe | Evolut
       >>> catalog.preset("dr_grpo", length=16).weights
       fixed_length(length=16)
     """
-    checks.check_option("preset", "name", name, {**PRESETS, **EVOLUTION_PRESETS})
+    check_preset("preset", name)
     return _made(name, length, num_prompts)
+
+
+def check_preset(function: str, name: str) -> None:
+    """Raises ValueError unless a preset has this name; it says what to write instead.
+
+    Example:
+      >>> from jaxrl_llm.recipes import catalog
+      >>> catalog.check_preset("config", "dapo_clip")
+      Traceback (most recent call last):
+      ValueError: config: no preset 'dapo_clip'. The preset of this method is 'dapo'.
+    """
+    presets = (*PRESETS, *EVOLUTION_PRESETS)
+    if name in presets:
+        return
+    method = next((method for method in CATALOG if method.key == name), None)
+    if method is None:
+        near = difflib.get_close_matches(name.lower(), presets, n=3)
+        meant = f"Did you mean {' or '.join(map(repr, near))}?"
+        hint = meant if near else f"There are {', '.join(presets)}."
+    elif method.preset is None:
+        hint = f"This method has none: `jaxrl-llm methods {name}` shows its functions."
+    else:
+        hint = f"The preset of this method is {method.preset!r}."
+    raise ValueError(f"{function}: no preset {name!r}. {hint}")
 
 
 @functools.lru_cache(maxsize=256, typed=True)

@@ -492,6 +492,7 @@ class RunFolder:
             unit="step",
             disable=not self.talks,
             dynamic_ncols=True,
+            postfix="compiling the first step",  # until it ends
         )
 
 
