@@ -98,8 +98,8 @@ def ppo(
     It makes four passes over each batch.
 
     Args:
-      dual_clip: Largest loss of a token with a negative advantage, in units of its magnitude; None
-        for none.
+      dual_clip: Largest loss of a token with a negative advantage, in units of that advantage's
+        magnitude; None for none.
       kl_coef: Penalty per nat of divergence from the reference, in units of reward. 0 disables it
         and the reference model.
       kl_estimator: "k1", "k2", "k3" or "abs", see ``advantages.kl_shaped_rewards``.
@@ -115,9 +115,9 @@ def ppo(
     References:
       Schulman et al., PPO (arXiv:1707.06347), with the clipped values of its released code. For
       language models as in Ouyang et al., InstructGPT (arXiv:2203.02155), whose penalty is 0.02.
-      The numbers, and four passes over a batch, are those of TRL's PPOTrainer, but for its penalty
-      of 0.05. verl has the options of the example, no penalty, and one pass in four minibatches;
-      with ``use_kl_in_reward`` its penalty is 0.001.
+      The numbers, and four passes over a batch, are those of the PPOTrainer of TRL 0.29 (1.16 has
+      none), but for its penalty of 0.05. verl has the options of the example, no penalty, and one
+      pass in four minibatches; with ``use_kl_in_reward`` its penalty is 0.001.
     """
     checks.check_non_negative("ppo", finite=True, kl_coef=kl_coef)
     token_rewards: Callable = advantages.terminal_rewards
