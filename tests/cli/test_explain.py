@@ -90,7 +90,7 @@ def test_evolution_is_explained(capsys, name):
     [
         ("dappo", "Did you mean 'dapo'"),
         ("CISPO", "Did you mean 'cispo'"),
-        ("ppo_clip", "'ppo_clip' has no preset; `jaxrl-llm methods ppo_clip` describes it."),
+        ("gspo_token", "'gspo_token' has no preset; `jaxrl-llm methods gspo_token` describes it."),
     ],
 )
 def test_what_is_no_preset_is_one_short_sentence(capsys, name, words):

@@ -156,6 +156,7 @@ def numbers_of(run_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:config. the critic of 'ppo_max' trains alone")
 @pytest.mark.parametrize("second", ["b", "a"])
 def test_salsa_is_ppo_towards_a_soup(capsys, folders, tmp_path, with_tokenizers, second):
     """The soup of a model with itself is the policy that begins; another one is away from it."""

@@ -99,9 +99,9 @@ def test_presets_by_name_train(capsys, tmp_path):
     short = ["--steps", "1", "--recipe"]
     code, out, err = run(capsys, "train", path, "--run-dir", tmp_path / "a", *short, "spo_tracker")
     assert code == 0 and "spo_tracker, 4 prompts x 2 rollouts a step" in out, err
-    words = ["--critic.learning-rate", "1e-3", *short, "ppo_max"]
+    words = ["--critic.learning-rate", "1e-3", *short, "ppo"]
     code, out, err = run(capsys, "train", path, "--run-dir", tmp_path / "b", *words)
-    assert code == 0 and "ppo_max, 4 prompts" in out, err
+    assert code == 0 and "ppo, 4 prompts" in out, err
     row = json.loads((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[0])
     assert row["critic_loss"] >= 0
     # The command that is shown for an interrupted run: the same and --resume.

@@ -852,7 +852,7 @@ def test_minibatches_resume_exactly_and_are_packed(tmp_path):
 
 @pytest.mark.slow
 def test_the_schedule_goes_on_from_its_step_if_a_resumed_run_has_other_minibatches(tmp_path):
-    changes = {"recipe": jr.recipes.ppo_max(kl_coef=0), "minibatches": 4}
+    changes = {"recipe": jr.recipes.ppo_max(kl_coef=0, critic_warmup=0), "minibatches": 4}
     changes["optimizer"] = OptimizerConfig(learning_rate=1e-2, decay_steps=4)  # of the critic too
     first = train(tiny_run(tmp_path, steps=2, **changes))
     np.testing.assert_allclose(first.history[-1]["learning_rate"], 1e-2 * (1 - 7 / 16), rtol=1e-6)

@@ -107,7 +107,7 @@ def lies_within(part, whole):
 
 def test_a_critic_has_an_optimizer_that_is_spread_too(model):
     (network, params), mesh = model, mesh_of((4, 2, 1))
-    recipe, optimizer = jr.recipes.ppo_max(), optax.adamw(1e-3)
+    recipe, optimizer = jr.recipes.ppo_max(critic_warmup=0), optax.adamw(1e-3)
     placed = shard(params, param_shardings(params, mesh))
     critic = init_critic(network, placed, heads=recipe.critic.heads, key=jax.random.key(1))
     options = {"critic_optimizer": optimizer, "key": jax.random.key(0), "mesh": mesh}
