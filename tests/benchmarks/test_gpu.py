@@ -20,7 +20,9 @@ def test_runs_at_a_tiny_size(capfd):
     for way in ("sampler", "engine"):
         assert case[way]["tokens_per_s"]["min"] > 0
     step = case["step"]
-    assert sum(step["parts_seconds"].values()) == pytest.approx(step["seconds"], rel=0.05)
+    parts = [step["seconds"], *step["parts_seconds"].values()]
+    rounding = 0.005 * sum(map(abs, parts))  # of three digits each; a busy machine has large parts
+    assert sum(parts[1:]) == pytest.approx(parts[0], abs=rounding)
     share = sum(step["bytes"].values()) / step["seconds"] / result["copy_bytes_per_s"]["median"]
     assert step["bandwidth_share"] == pytest.approx(share, rel=0.02)
 
