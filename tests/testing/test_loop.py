@@ -36,6 +36,8 @@ EARLY = {
     "scaf_grpo": jr.recipes.scaf_grpo(warmup=0),
     "arrol": jr.recipes.arrol(warmup=1),
     "ppo_max": jr.recipes.ppo_max(critic_warmup=1),
+    "vapo": jr.recipes.vapo(critic_warmup=1),
+    "vc_ppo": jr.recipes.vc_ppo(critic_warmup=1),
 }
 DESCENT = OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)
 
