@@ -204,7 +204,7 @@ CASES = {
         lambda b: of_rewards(b, 0.9, 0.8, 0.6, 0.3),
     ),
     "vc_ppo": ({"gamma": 0.9}, lambda b: of_rewards(b, 0.9, 0.95, 1.0)),
-    # Of the lengths here, 2 and 4 tokens have a lambda of 0.
+    # Of the lengths here, those of 2 and 5 tokens have a lambda of 0.
     "vapo": ({"alpha": 0.2}, lambda b: of_rewards(b, 1.0, lambda n: max(1 - 5 / n, 0), 1.0)),
     "t_ppo": ({"drop_tail": 1}, t_ppo),
     "vtrace": ({"gamma": 0.9}, vtrace),

@@ -550,7 +550,10 @@ def t_ppo(
 def imitation_of_right(
     logp: Array, mask: Array, *, rewards: Array, right_share: Array, coef: float, above: float
 ) -> Array:
-    """The negative log-likelihood of right responses, for a mean over their tokens alone."""
+    """The negative log-likelihood of right responses, for a mean over their tokens alone.
+
+    The mean of the loss is over all tokens of the batch, so it is divided by their share.
+    """
     scale = coef / jnp.maximum(right_share, jnp.finfo(jnp.float32).tiny)
     return regularizers.imitation(logp, mask, imitated=rewards > above, coef=scale)
 
