@@ -1,6 +1,7 @@
 """kill -9 while an environment steps: the run that goes on is the one that was never killed."""
 
 import hashlib
+import itertools
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "train")]
 
 from killing import environment, told  # noqa: E402
 
-STEPS = 4
+STEPS, EVERY = 4, 2
+GAMES = 8  # of a step: four prompts, two of each
 
 
 def play(folder: Path, *, waits: bool) -> None:
@@ -26,15 +28,21 @@ def play(folder: Path, *, waits: bool) -> None:
     from jaxrl_llm.environments import NumberGuess, Replay
     from jaxrl_llm.train import CheckpointConfig, train
 
+    numbers = itertools.count(1)
+
     class Game:
         """A game that lives in its process: nothing but its actions brings it back."""
 
         def __init__(self, task, seed):
             self.state, self.first = NumberGuess().reset({}, seed)
+            self.number = next(numbers)
 
         def step(self, action):
             self.state, seen = NumberGuess().step(self.state, action)
-            if waits and self.state.turn == 2 and any(saved.glob("step_????????")):
+            # The checkpoint is written beside the loop: on a slow disk the run may end before it.
+            if waits and self.state.turn == 2 and self.number > GAMES * EVERY:
+                while not any(saved.glob("step_????????")):
+                    time.sleep(0.01)
                 print("inside", flush=True)
                 time.sleep(600)
             return seen
@@ -57,7 +65,7 @@ def play(folder: Path, *, waits: bool) -> None:
         environment=Played(),
         episodes=TURNS,
         sampling=SAMPLING,
-        checkpoint=CheckpointConfig(every=2),
+        checkpoint=CheckpointConfig(every=EVERY),
         samples_shown=16,
     )
 
