@@ -50,6 +50,7 @@ from jaxrl_llm.train.checkpoint.record import (
 )
 from jaxrl_llm.train.checkpoint.serialization import Extras, orbax, shapes_of
 from jaxrl_llm.train.logging.run_folder import RunFolder
+from jaxrl_llm.train.start import find_start
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
 
@@ -443,7 +444,7 @@ def test_a_damaged_one_of_the_same_step_is_kept(tmp_path):
     assert_same(checkpoints.restore(make_state()[1]), state)
 
 
-@pytest.mark.parametrize("goes_on", ["restore", "save", "sweep"])
+@pytest.mark.parametrize("goes_on", ["restore", "save", "sweep", "read"])
 def test_a_kill_while_one_is_replaced_costs_no_checkpoint(tmp_path, goes_on):
     """The folders as each instant of a save of the same step leaves them."""
     model, state = make_state(step=1)
@@ -473,6 +474,12 @@ def test_a_kill_while_one_is_replaced_costs_no_checkpoint(tmp_path, goes_on):
         elif goes_on == "sweep":
             again.sweep()
             assert names(folder) == [one]
+        elif goes_on == "read":  # as evaluate, export, sample and init_from do
+            before = names(folder)
+            for read in (again.restore_params, find_start(str(folder / one), model)):
+                assert_same(read(make_state()[1].params), expected.params)
+            assert again.steps() == [1] and again.path(again.last).is_dir()
+            assert names(folder) == before  # which may be under way in another process
         assert_same(again.restore(make_state()[1], step=1), expected)
 
 

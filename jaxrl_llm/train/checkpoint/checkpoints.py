@@ -7,8 +7,8 @@ later. A damaged checkpoint is skipped with a warning. The next save renames it 
 
 A save of a step that has an intact checkpoint replaces it: the old folder becomes
 ``step_00000010.replaced``, the new one takes its name, and the old one is deleted. A kill between
-these two renames leaves both complete; the next :meth:`Checkpoints.restore`, resumed run or save
-puts the old one back, and until then others read the checkpoint before it.
+these two renames leaves both complete. The old one is then the checkpoint of its step for everyone
+who reads, and the next :meth:`Checkpoints.restore`, resumed run or save gives it its name back.
 """
 
 import contextlib
@@ -62,8 +62,9 @@ def steps_in(folder: Path) -> list[int]:
     """The steps of the complete checkpoints in a folder, in order."""
     if not folder.is_dir():
         return []
-    steps = (step_of(path) for path in folder.iterdir() if path.is_dir())
-    return sorted(step for step in steps if step is not None)
+    names = (path for path in folder.iterdir() if path.is_dir())
+    steps = (step_of(x.with_suffix("") if x.suffix == _REPLACED else x) for x in names)
+    return sorted({step for step in steps if step is not None})
 
 
 def step_of(path: Path) -> int | None:
@@ -155,11 +156,18 @@ class Checkpoints:
         return steps_in(self.folder)
 
     def path(self, step: int) -> Path:
-        """The folder of one checkpoint."""
+        """The folder of one checkpoint, under another name if a save was killed as it replaced it.
+
+        Only :meth:`sweep` and :meth:`restore` rename it, so that who only reads changes nothing.
+        """
+        path, aside = self._complete(step), self._complete(step).with_suffix(_REPLACED)
+        return aside if aside.is_dir() and not path.exists() else path
+
+    def _complete(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}"
 
     def _unfinished(self, step: int) -> Path:
-        return self.path(step).with_suffix(UNFINISHED)
+        return self._complete(step).with_suffix(UNFINISHED)
 
     def set_score(self, step: int, values: Mapping[str, float]) -> None:
         """Sets the score of a step, before or after it is saved; needed only with ``best``.
@@ -239,7 +247,7 @@ class Checkpoints:
             record.write_record(unfinished, notes, step=step)
             files.sync_all(unfinished)
             replaced = self._make_way(step)
-            unfinished.rename(self.path(step))
+            unfinished.rename(self._complete(step))
             files.sync(self.folder)  # before older ones are deleted
             try:
                 if replaced is not None:
@@ -277,7 +285,7 @@ class Checkpoints:
 
         One that may not was skipped as damaged, or differs from its record.
         """
-        if not (path := self.path(step)).exists():
+        if not (path := self._complete(step)).exists():
             return None
         if step in self._passed or not _is_intact(path, step):
             self._set_aside(step)

@@ -58,7 +58,7 @@ def read_last(
     def read(path: Path) -> ArrayTree:
         """The content of a checkpoint, after checks that it is complete and of this run."""
         # This reads all files, and one process is enough.
-        step = int(path.name.removeprefix("step_"))
+        step = int(path.stem.removeprefix("step_"))
         _attempt(lambda: record.check_record(path, step=step) if processes.is_first() else None)
         with orbax(partial=partial) as ocp:
             metadata = _attempt(lambda: ocp.metadata(path).custom_metadata or {})
@@ -77,7 +77,7 @@ def read_last(
                 raise CheckpointError(f"{told}: {error.why}.") from error.__cause__
             passed.append(f"{told} and is passed over: {error.why}")
             continue
-        step = int(paths[place].name.removeprefix("step_"))
+        step = int(paths[place].stem.removeprefix("step_"))
         _warn_of(passed, f"the one of step {step} is used, what came after it is lost")
         return tree, place
     _warn_of(passed, "none is left")
