@@ -519,7 +519,13 @@ class TrainConfig:
         if env is None:
             graded = callable(self.reward) or isinstance(self.reward, BatchReward)
             if not graded and not (self.reward is None and self._has_rewards):
-                raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
+                needs = ""
+                if self.reward is None:
+                    name = self.resolved_recipe.name
+                    needs = (
+                        f" The data give no rewards to recipe {name!r}; set reward or environment."
+                    )
+                raise TypeError(f"config: reward must be callable; got {self.reward!r}.{needs}")
             if callable(self.reward):
                 check_arguments("config", self.reward)
             if self.reward is None and self.reward_deadline is not None:

@@ -446,7 +446,7 @@ def bare():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recipe": "dr_grpo"}, "reward must be callable; got None"),
+        ({"recipe": "dr_grpo"}, "got None. The data give no rewards to recipe 'dr_grpo'; set"),
         (
             {"data": DataConfig(prompts=lambda: PromptSet([Prompt("a"), Prompt("b")]))},
             "has no 'chosen'",
