@@ -57,6 +57,10 @@ class _Demonstrations(HintedPolicy):
     brings_responses = True
 
     @property
+    def helps_every_group(self) -> bool:
+        return self.when == "always"
+
+    @property
     def lacks_components(self) -> bool:
         return self.reward is not None
 

@@ -65,7 +65,7 @@ class SeveralMessages:
     source: Collector
 
     sends_text = True
-    always_sends_text = True
+    helps_every_group = True
     asks_again = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "SeveralMessages":

@@ -201,6 +201,7 @@ class Offline:
 
     brings_responses = True
     samples_nothing = True
+    helps_every_group = True
 
     @property
     def offline(self) -> bool:

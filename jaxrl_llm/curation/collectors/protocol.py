@@ -25,8 +25,9 @@ collector built of others has their attributes (:func:`declares`):
 
 - ``sends_text = True``: requests with a ``text``. The prompt length is increased for it. The
   prompts of an environment are its first observations, so a run with one is rejected.
-- ``always_sends_text = True``: all of its requests have a ``text``, so there are no groups that
-  ``replayed`` could store. A collector built of several has it only if all of them do.
+- ``helps_every_group = True``: every group has a text in place of the prompt, a hint or a response
+  of the data, so there are no groups that ``replayed`` could store. A collector built of several
+  has it only if all of them do.
 - ``mixes_texts = True``: rows whose members train after different texts, which a denoising or flow
   model cannot score.
 - ``sets_prompts = True``: requests with ``prompt_tokens``, so prompts have no common prefix.
@@ -102,7 +103,7 @@ from jaxrl_llm.core import Array, ArrayTree, checks
 # data, which answers nothing.
 OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE, TEXT = range(6)
 # Attributes that a collector built of others has only if all of them do.
-_OF_ALL_SOURCES = ("offline", "has_rewards", "always_sends_text")
+_OF_ALL_SOURCES = ("offline", "has_rewards", "helps_every_group")
 # All attributes that the module describes, but samples_nothing, which a mixture says of itself.
 DECLARATIONS = (
     *_OF_ALL_SOURCES,
@@ -554,7 +555,7 @@ def width_of(collector: Collector, group_size: int) -> int:
 def declares(collector: Any, name: str) -> bool:
     """Whether a collector, or one that it is built of, has this attribute with a true value.
 
-    One that is built of several is ``offline``, or has ``has_rewards`` or ``always_sends_text``,
+    One that is built of several is ``offline``, or has ``has_rewards`` or ``helps_every_group``,
     only if all of them do.
 
     Raises:

@@ -589,8 +589,8 @@ def replayed(
     Raises:
       TypeError: If an option that must be a function is not.
       ValueError: If not exactly one of ``share`` and ``replace`` is set, an option is out of its
-        range or has no effect, or the source values prefixes, replays stored groups itself, always
-        sends a text or, with ``share``, does not support batches of fewer groups.
+        range or has no effect, or the source values prefixes, replays stored groups itself, helps
+        every group or, with ``share``, does not support batches of fewer groups.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -633,11 +633,11 @@ def replayed(
             f"{name}: source {source!r} also replays stored groups, which cannot be told apart "
             "from those of this collector; leave one of the two out."
         )
-    if declares(source, "always_sends_text"):
+    if declares(source, "helps_every_group"):
         raise ValueError(
-            f"{name}: source {source!r} sends a text in place of each prompt, but only groups that "
-            "were sampled after the prompt itself are stored, so none would be replayed; use a "
-            "source without texts, such as in_epochs."
+            f"{name}: source {source!r} gives every group a text, a hint or a response of the "
+            "data, but only groups that were sampled after the prompt itself are stored, so none "
+            "would be replayed; use a source without such help, such as in_epochs."
         )
     if share is not None and for_batch_of(source, 1) != source:
         raise ValueError(

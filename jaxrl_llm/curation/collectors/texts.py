@@ -33,6 +33,7 @@ class _PlainTexts:
     brings_responses = True
     brings_texts = True
     samples_nothing = True
+    helps_every_group = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_PlainTexts":
         del group_size

@@ -327,7 +327,7 @@ def test_a_mixture_samples_nothing_only_if_no_part_does():
     for collector, there in (
         (pairs, True),
         (curation.mixed((pairs, 0.5), (labels, 0.5)), True),
-        (curation.replayed(capacity=4, share=0.5, source=pairs), True),
+        (curation.mixed((curation.mixed((pairs, 1), (labels, 1)), 1), (pairs, 1)), True),
         (curation.in_order(), False),
         (sampled, False),
         (nested, False),

@@ -261,16 +261,28 @@ def test_a_source_that_replays_groups_itself_is_refused(options):
 
 
 @pytest.mark.parametrize("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
-def test_a_source_that_always_sends_a_text_is_refused(options):
+def test_a_source_that_helps_every_group_is_refused(options):
+    """Only groups that were sampled after the prompt itself are stored, so none would be."""
     budgeted, paraphrased = jr.curation.budgeted((2, 4)), jr.curation.paraphrased()
     for source in (
         budgeted,
         paraphrased,
         jr.curation.mixed((budgeted, 0.5), (paraphrased, 0.5)),
         jr.curation.downsampled(jr.curation.resample_on_correct, source=budgeted),
+        jr.curation.demonstrations(),
+        jr.curation.hinted(jr.curation.hint_share()),
+        jr.curation.hinted(jr.curation.examples_in_prompt()),
+        jr.curation.only_demonstrations(),
+        jr.curation.offline_pairs(),
+        jr.curation.plain_texts(),
+        jr.curation.mixed((jr.curation.offline_pairs(), 0.5), (budgeted, 0.5)),
     ):
-        with pytest.raises(ValueError, match="replayed: source .* sends a text in place of each"):
+        with pytest.raises(ValueError, match="replayed: source .* gives every group a text, a"):
             replayed(capacity=4, source=source, **options)
+    # Some of their groups have no help.
+    replayed(capacity=4, source=jr.curation.demonstrations(when="failed"), **options)
+    offline = jr.curation.mixed((jr.curation.offline_pairs(), 0.5), (in_order(), 0.5))
+    replayed(capacity=4, source=offline, **options)
     # Groups without a text can be stored.
     replayed(capacity=4, source=jr.curation.mixed((budgeted, 0.5), (in_order(), 0.5)), **options)
     replayed(capacity=4, source=jr.curation.experienced(), **options)

@@ -128,6 +128,10 @@ class _Hinted:
         return getattr(self.policy, "brings_responses", False)
 
     @property
+    def helps_every_group(self) -> bool:
+        return getattr(self.policy, "helps_every_group", False)
+
+    @property
     def lacks_components(self) -> bool:
         return getattr(self.policy, "lacks_components", False)
 

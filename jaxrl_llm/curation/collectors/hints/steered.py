@@ -43,6 +43,7 @@ class _HintShare(HintedPolicy):
     sends_text = False
     needs_slots = True
     brings_responses = True
+    helps_every_group = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_HintShare":
         del group_size
@@ -149,6 +150,7 @@ class _ExamplesInPrompt(HintedPolicy):
     seed: int = 0
 
     name = "examples_in_prompt"
+    helps_every_group = True
 
     def first(self, group_size: int) -> int:
         if self.count >= group_size:
