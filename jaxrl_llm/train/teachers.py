@@ -30,7 +30,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.core.packing import rewritten_rows
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.runtime.files import parse_json, with_home, write_whole
+from jaxrl_llm.core.runtime.files import parse_json, reason, with_home, write_whole
 from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.data.alignment import align_spans, token_ends
 from jaxrl_llm.data.chat import date_written
@@ -423,13 +423,18 @@ class StoredTeacher:
       digest: Digest of its content.
 
     Raises:
-      ValueError: If :func:`write_scores` did not write the file.
+      ValueError: If there is no such file, or :func:`write_scores` did not write it.
     """
 
     def __init__(self, path: str | Path):
         self.path = str(path)
         try:
             data = with_home(path).read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"StoredTeacher: {self.path!r} cannot be read: {reason(error)}."
+            ) from error
+        try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 self._file = dict(file)
             stored = int(self._file["format"])

@@ -650,7 +650,7 @@ CUT = SamplingConfig(group_size=2, max_new_tokens=8, top_p=0.9)
             {"recipe": "span_distillation", "teacher": Counting()},
             "compares spans of text; use a train.teachers.AlignedTeacher",
         ),
-        ({"teacher": "scores.npz"}, "'scores.npz' is not a file of teacher scores"),
+        ({"teacher": "scores.npz"}, "'scores.npz' cannot be read: no such file or directory"),
         (
             {"recipe": "iw_opd", "teacher": Counting(), "sampling": WARM},
             "scores at temperature 1; sampling.temperature is 0.5",
