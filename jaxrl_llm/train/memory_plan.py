@@ -845,7 +845,9 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
     # Episodes that are evaluated take the slots of the rollouts.
     plays = run.config.environment is not None
     if evaluation.enabled and run.config.samples_held_out and not plays:
-        greedy = min(prompts * group_size, max(run.inputs.num_held_out, 1))
+        shards = run.sampling_shards  # which have equally many rows
+        enough = max(-(-run.inputs.num_held_out // shards), 1) * shards
+        greedy = min(prompts * group_size, enough)
         answers = prompts * (evaluation.samples or group_size)
         shapes.append(_decode_shape(run, greedy, greedy, 0.0))
         shapes.append(_decode_shape(run, prompts, answers, sampling.temperature))

@@ -652,6 +652,10 @@ def test_slots_and_the_evaluation_decide_the_cache(plans):
     evaluated = dataclasses.replace(config, evaluation=EvaluationConfig())
     greedy = make_plan(evaluated, several).sampling["cache of the sampler"]
     assert greedy == 8 * one > whole  # as many prompts as a batch has rows
+    # Five questions are three rows of each of two devices.
+    spread = dataclasses.replace(evaluated, mesh=MeshConfig(fsdp=2))
+    few = make_plan(spread, inputs._replace(num_held_out=5)).sampling["cache of the sampler"]
+    assert few == 3 * one
 
 
 def test_episodes_take_the_rows_of_the_engine_that_plays_them(plans):
