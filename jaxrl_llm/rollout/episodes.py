@@ -346,7 +346,7 @@ class Episodes:
             done = self._workers.run(what, lambda: _await(self._env.reset(task, seed))).result()
             if isinstance(done, BaseException):
                 raise RuntimeError(
-                    f"environment: reset of prompt {name} failed: {_said(done)}."
+                    f"environment: reset of prompt {name} failed: {_said(done).rstrip('.')}."
                 ) from done
             if wrong := _wrong(done):
                 raise RuntimeError(f"environment: reset of prompt {name} gives {wrong}.")

@@ -58,6 +58,12 @@ class _Loaded(NamedTuple):
     encoder: TextEncoder
 
 
+def _check_is_name(function: str, model: Any) -> None:
+    """Raises TypeError for what a config's ``model`` may be and the model of a reward may not."""
+    if not isinstance(model, str | Path):
+        raise TypeError(f"{function}: model must be the name or folder of a model; got {model!r}.")
+
+
 class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("models/rm")`)
     """The reward of a completion under a reward model of complete texts or of steps.
 
@@ -85,6 +91,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
       reduce: "min", "mean", "last" or "product" over the steps; None for "min".
 
     Raises:
+      TypeError: If ``model`` is no text or path.
       ValueError: If the model has no head, ``model`` is the folder of a run, or an option has no
         effect.
 
@@ -120,6 +127,7 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         dtype: str = "float32",
     ):
         name = "reward_model"
+        _check_is_name(name, model)
         checks.check_count(name, batch_size=batch_size)
         self.model, self.tokenizer, self.batch_size = str(model), tokenizer, batch_size
         self.chat, self.system, self.dtype = chat, system, dtype
@@ -257,7 +265,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
       max_new_tokens: Maximum number of tokens that the judge writes.
 
     Raises:
-      TypeError: If ``message`` or ``parse`` is not a function.
+      TypeError: If ``model`` is no text or path, or ``message`` or ``parse`` is not a function.
       ValueError: If the model has a value head instead of a vocabulary.
 
     Example:
@@ -292,6 +300,7 @@ class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`
         dtype: str = "float32",
     ):
         name = "judge"
+        _check_is_name(name, model)
         checks.check_count(name, batch_size=batch_size, max_new_tokens=max_new_tokens)
         self.in_full = _in_full(
             judge,

@@ -58,7 +58,7 @@ class Letters:
 
     def reset(self, task, seed):
         if self.fault == "reset":
-            raise OSError("no such level")
+            raise OSError("no such level.")
         return State(seed % 100, 0), Observation([{"role": "user", "content": f"{seed % 100}?"}])
 
     def step(self, state, action):
@@ -237,7 +237,7 @@ def test_a_fault_ends_its_episode_alone(tmp_path, fault, end, said):
 
 
 def test_a_reset_that_fails_names_the_prompt(tmp_path):
-    with pytest.raises(RuntimeError, match=r"reset of prompt .* failed: OSError: no such level"):
+    with pytest.raises(RuntimeError, match=r"reset of prompt .* failed: OSError: no such level\.$"):
         one_batch(tmp_path, Letters(fault="reset"))
 
 

@@ -442,6 +442,9 @@ def test_verdicts_of_a_judge_are_rewards(tmp_path):
     assert scores.failed.tolist() == [False] * 5 + [True] and len(both.seen) == 8
     with pytest.raises(TypeError, match="judge: parse must be a function"):
         jr.train.judge(tmp_path, parse="yes")
+    for made in (jr.train.judge, jr.train.reward_model):  # of what a config's model may be
+        with pytest.raises(TypeError, match=r"model must be the name or folder of a model; got"):
+            made(tiny_model)
     real = jr.train.judge(tmp_path, tokenizer=ByteTokenizer(), max_new_tokens=4, batch_size=2)
     texts = real.write(["a", "bc", "d" * 400])
     assert texts[2] is None and texts[:2] == [real.write([x])[0] for x in ("a", "bc")]
