@@ -345,6 +345,20 @@ COLLECTORS = {
     "mixed": curation.mixed(
         (curation.refill(informative_groups, max_rounds=3), 0.5), (LADDER, 0.25), (BY_RATE, 0.25)
     ),
+    "mixed mixtures": curation.mixed(
+        (curation.mixed((LADDER, 0.5), (curation.judged(judges=0.5, refines=0.0), 0.5)), 0.75),
+        (curation.mixed((curation.refill(informative_groups), 0.5), (BY_RATE, 0.5)), 0.25),
+    ),
+    "mixed downsampled": curation.mixed(
+        (
+            curation.downsampled(
+                curation.resample_on_correct,
+                source=curation.mixed((curation.in_order(), 0.5), (BY_RATE, 0.5)),
+            ),
+            0.5,
+        ),
+        (curation.in_order(), 0.5),
+    ),
     "replayed": curation.replayed(capacity=5, share=0.5),
     "replayed, each": curation.replayed(capacity=5, share=0.5, draw="each", source=BY_RATE),
     "replaced": curation.replayed(capacity=5, replace=informative_groups, max_staleness=2),

@@ -85,7 +85,14 @@ class _Mixed:
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         if collection.waiting:  # what a part asks for next must not depend on timing
-            return Decision(), state
+            # What all ask for at first may be proposed one at a time, by a collector around this.
+            nothing = collection._replace(requests=(), outcomes=())
+            first = sum(decision.ask for decision, _ in self._decisions(state, nothing))
+            return Decision(ask=max(first - len(collection.requests), 0)), state
+        return self._decide(state, collection)
+
+    def _decide(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        """As :meth:`observe`, of requests that are still proposed one at a time as well."""
         decisions = self._decisions(state, collection)
         if all(decision.rows is not None for decision, _ in decisions):
             rows: list[Row] = []
@@ -109,7 +116,8 @@ class _Mixed:
         for k, source in enumerate(self.sources):
             part, _ = self._part(collection, k)
             if part.num_groups:
-                decisions.append(source.observe(state[k], part))
+                decide = source._decide if isinstance(source, _Mixed) else source.observe
+                decisions.append(decide(state[k], part))
             else:
                 decisions.append((Decision(rows=()), state[k]))
         return decisions
