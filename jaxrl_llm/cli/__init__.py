@@ -103,6 +103,20 @@ def shown(text: str) -> str:
     return visible(mask(text))
 
 
+def _of_tracing(error: Exception) -> str | None:
+    """What to change, if a function that is compiled needs the values of its arrays; else None."""
+    if "jax" not in sys.modules:
+        return None
+    errors = sys.modules["jax"].errors
+    if not isinstance(error, errors.TracerArrayConversionError | errors.ConcretizationTypeError):
+        return None
+    frame = traceback.extract_tb(error.__traceback__)[-1]  # jax leaves its own frames out
+    return (
+        f"{frame.name} (line {frame.lineno} of {frame.filename}) reads the values of an array "
+        "while it is compiled; use jax.numpy for NumPy, and jnp.where for an if."
+    )
+
+
 def _run(argv: Sequence[str] | None) -> int:
     def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
         """A warning as one line; those of other packages are left out."""
@@ -149,7 +163,7 @@ def _run(argv: Sequence[str] | None) -> int:
             print(shown("".join(traceback.format_exception(error))), end="", file=sys.stderr)
             return code
         prefix = f"jaxrl-llm {name}" if name in COMMANDS else "jaxrl-llm"
-        text = " ".join(str_or_type(error).split())
+        text = _of_tracing(error) or " ".join(str_or_type(error).split())
         clear = (UsageError, ValueError, TypeError, OSError, RuntimeError, ImportError)
         if not text or not isinstance(error, clear):  # the message alone does not tell
             text = f"{type(error).__name__}: {text} (--debug shows where)".replace(": (", " (")

@@ -58,9 +58,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _like(text: str, wanted: Methods) -> int:
     """Prints what a peer's name is here."""
-    for name in ("name", "kind"):
-        if getattr(wanted, name) is not None:
-            raise UsageError(f"--like has no effect with {name.replace('kind', '--kind')}.")
+    if wanted.kind is not None:
+        raise UsageError("--like has no effect with --kind.")
+    if wanted.name is not None:
+        raise UsageError(f"--like takes one name, and has no effect with another ({wanted.name}).")
     with options.usage_errors("methods: "):
         rows = catalog.find_peer_names(text)
     if wanted.json:

@@ -338,12 +338,20 @@ def check_seed(function: str, **values) -> None:
             raise ValueError(f"{function}: {name} must be from 0 to 2**64 - 1; got {seed}.")
 
 
+def check_key(function: str, key: object) -> None:
+    """Raises TypeError unless ``key`` is a typed key, or stands for one."""
+    if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+        raise TypeError(f"{function}: key must be a typed key, made by jax.random.key(seed).")
+
+
 def check_token_ids(function: str, **values) -> None:
     """Raises unless every value holds integers (not bools) from 0 to 2^31 - 1.
 
     Other types raise TypeError; integers out of range raise ValueError.
     """
     for name, ids in values.items():
+        if not isinstance(ids, Iterable):
+            raise TypeError(f"{function}: {name} must be a list of token ids; got {ids!r}.")
         for each in ids:
             number = np.asarray(each)
             if number.shape != () or number.dtype.kind not in "iu":

@@ -38,6 +38,11 @@ def call_with(function: Callable, *args, context: Mapping[str, Any]) -> Any:
     return function(*args, **taken)
 
 
+def _check_callable(name: str, function: Any) -> None:
+    if not callable(function):
+        raise TypeError(f"{name}: expected a function; got {type(function).__name__} {function!r}.")
+
+
 @reprlib.recursive_repr()
 def stable_repr(value: Any) -> str:
     """``repr`` of a value, equal in every process: no memory addresses, functions by name.
@@ -232,8 +237,7 @@ def bind(function: Callable, **options) -> Bound:
       >>> gate == jr.bind(jr.surrogates.ppo_clip, eps_high=0.28)
       True
     """
-    if not callable(function):
-        raise TypeError(f"bind: expected a function; got {type(function).__name__} {function!r}.")
+    _check_callable("bind", function)
     inner = function.function if isinstance(function, Bound) else function
     name = getattr(function, "__name__", repr(function))
     try:
@@ -411,6 +415,9 @@ def stateless(function: Callable, **options) -> Transform:
       function: ``function(x, **options)``; of the context it receives only the keywords it names.
       **options: Fixed with :func:`bind`, which rejects unknown names.
 
+    Raises:
+      TypeError: If ``function`` cannot be called or has no option of a given name.
+
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -419,6 +426,7 @@ def stateless(function: Callable, **options) -> Transform:
       >>> advantages.tolist()
       [0.5, -0.5]
     """
+    _check_callable("stateless", function)
     return Transform(tuple, _Stateless(bind(function, **options) if options else function))
 
 
@@ -552,6 +560,7 @@ def chain(*transforms: Transform) -> Transform:
       A Transform. Without arguments it is the identity.
 
     Raises:
+      TypeError: If an argument is no Transform.
       ValueError: On update, if the state was not made by ``init()`` of the same chain.
 
     Example:
@@ -561,6 +570,12 @@ def chain(*transforms: Transform) -> Transform:
       >>> both.update(jnp.array([1.0, 0.0]), both.init())[0].tolist()
       [-0.5, 0.5]
     """
+    for i, transform in enumerate(transforms):
+        if not isinstance(transform, Transform):
+            raise TypeError(
+                f"chain: argument {i} must be a Transform; got {transform!r}. "
+                "Lift a function with jaxrl_llm.stateless(function, **options)."
+            )
     learns = any(transform.learn is not None for transform in transforms)
     learn = _ChainLearn(transforms) if learns else None
     return Transform(_ChainInit(transforms), _ChainUpdate(transforms), learn)

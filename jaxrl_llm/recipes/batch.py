@@ -100,10 +100,16 @@ class Batch:
           where: bool ``[P, G]``, True for rollouts that take part; None for all.
 
         Raises:
-          ValueError: If the rewards have another shape.
+          TypeError: If the rewards are not numbers.
+          ValueError: If they have another shape.
         """
         shape = rollout.mask.shape[:2]
-        rewards = rewards if hasattr(rewards, "reshape") else np.asarray(rewards, np.float32)
+        if not hasattr(rewards, "reshape"):
+            try:
+                rewards = np.asarray(rewards, np.float32)
+            except (TypeError, ValueError) as error:
+                text = f"from_rollout: rewards must hold numbers; got {rewards!r:.80}."
+                raise TypeError(text) from error
         if rewards.shape not in (shape, (math.prod(shape),)):
             raise ValueError(
                 f"from_rollout: rewards must have shape {shape} or ({math.prod(shape)},); got "

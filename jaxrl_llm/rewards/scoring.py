@@ -64,6 +64,11 @@ def name_of(reward: Any) -> str:
     return getattr(named, "__qualname__", None) or type(inner).__name__
 
 
+# Those of verl's compute_score, and an answer where the whole row is passed: such a function would
+# take one thing for another, and every reward be 0.
+_OTHER_ARGUMENTS = {"data_source", "solution_str", "ground_truth", "answer"}
+
+
 def check_arguments(function: str, reward: Callable) -> None:
     """Raises TypeError for a reward that does not take a prompt, a completion and the metadata."""
     try:
@@ -71,13 +76,16 @@ def check_arguments(function: str, reward: Callable) -> None:
         signature = inspect.signature(reward, follow_wrapped=False)
     except (TypeError, ValueError):  # of a builtin, which has none
         return
+    message = (
+        f"{function}: a reward is called as reward(prompt, completion, metadata), for one "
+        f"completion at a time; {name_of(reward)} takes {signature}."
+    )
     try:
-        signature.bind("", "", {})
+        bound = signature.bind("", "", {})
     except TypeError as error:
-        raise TypeError(
-            f"{function}: a reward is called as reward(prompt, completion, metadata), for one "
-            f"completion at a time; {name_of(reward)} takes {signature}."
-        ) from error
+        raise TypeError(message) from error
+    if not _OTHER_ARGUMENTS.isdisjoint(bound.arguments):
+        raise TypeError(f"{message} The answer is in metadata, the row of the data.")
 
 
 def describe(position: int, metadata: Mapping[str, Any]) -> str:

@@ -218,6 +218,7 @@ def make_sampler(
     programs: dict[tuple[int, int], Future] = {}  # by the shape of the prompts
 
     def arguments(params: ArrayTree, key: Array, prompts, request_ids, version: int) -> tuple:
+        checks.check_key("sample", key)
         tokens, mask = prompt_spec.pad(prompts)
         if request_ids is None:
             request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)

@@ -79,7 +79,7 @@ from jaxrl_llm.train.score_batch import (
     teacher_of,
     with_old_logp,
 )
-from jaxrl_llm.train.state import TrainState
+from jaxrl_llm.train.state import TrainState, check_step_parts
 
 # Separate the random numbers of a recipe, of its reference and of the order of turns from those of
 # the sampler in the same step.
@@ -197,6 +197,7 @@ def make_step(
       >>> int(state.step), float(metrics["reward"])
       (1, 0.5)
     """
+    check_step_parts("make_step", recipe, optimizer)
     checks.check_positive("make_step", epochs=epochs, minibatches=minibatches)
     checks.check_positive("make_step", microbatches=microbatches, temperature=temperature)
     checks.check_non_negative("make_step", shared_prefix_len=shared_prefix_len)

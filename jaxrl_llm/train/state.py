@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.core import trees
+from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.lora import Adapted, merge_adapter, trainable
@@ -113,6 +113,16 @@ class TrainState(NamedTuple):
         return merge_adapter(self.base, params)
 
 
+def check_step_parts(function: str, recipe: Any, optimizer: Any) -> None:
+    """Raises TypeError unless there is a recipe, and an optimizer of optax."""
+    if not hasattr(recipe, "forward_only"):  # of every kind of recipe
+        what = f"a Recipe, such as jr.recipes.grpo(); got {recipe!r}"
+        raise TypeError(f"{function}: recipe must be {what}.")
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        what = f"a transformation of optax, such as optax.adamw(1e-6); got {optimizer!r}"
+        raise TypeError(f"{function}: optimizer must be {what}.")
+
+
 def init_state(
     params: ArrayTree,
     optimizer: optax.GradientTransformation,
@@ -159,8 +169,8 @@ def init_state(
       >>> int(state.step), jax.tree.structure(state.policy) == jax.tree.structure(params)
       (0, True)
     """
-    if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
-        raise TypeError("init_state: key must be a typed key, made by jax.random.key(seed).")
+    check_step_parts("init_state", recipe, optimizer)
+    checks.check_key("init_state", key)
     base = params.base if isinstance(params, Adapted) else ()
     params = trainable(params)
     # As the step will return it: a checkpoint is read into arrays of the same types.

@@ -33,6 +33,8 @@ import os
 import signal
 import sys
 import threading
+import numpy as np
+import jaxrl_llm as jr
 from jaxrl_llm.rewards import VerifierPool
 
 def bad(prompt, completion, metadata):
@@ -40,6 +42,9 @@ def bad(prompt, completion, metadata):
 
 def leaves(prompt, completion, metadata):
     sys.exit(0)
+
+def in_numpy(rewards):
+    return np.asarray(rewards)
 
 def interrupts(prompt, completion, metadata):
     signal.raise_signal(signal.SIGINT)
@@ -242,6 +247,12 @@ def test_config_files_without_a_config(capsys, tmp_path, text, part):
         ("", ["--lora.rank", "99"], 2, ["rank 99 is above"]),
         ("model=sys.exit", [], 2, ["the config ends the program"]),
         ("reward=leaves", [], 1, ["raised SystemExit on prompt 0"]),
+        (
+            "recipe=jr.recipes.dr_grpo(length=4).replace(advantage=jr.stateless(in_numpy))",
+            [],
+            1,
+            ["error: in_numpy (line ", "my_run.py) reads the values of an array", "use jax.numpy"],
+        ),
     ],
 )
 def test_what_is_wrong_with_a_command_is_exit_code_2(

@@ -137,6 +137,9 @@ def test_refuses_when_it_is_made(options, message):
         (lambda: given(combined, reward="columns"), "combined has no parameter 'reward'"),
         (lambda: stateless(scaled).update(2.0, ()), "factor"),
         (lambda: stateless(scaled, facto=3.0), "Did you mean 'factor'"),
+        (lambda: stateless("grpo"), "stateless: expected a function; got str 'grpo'"),
+        (lambda: chain(stateless(scaled), advantages.rloo), "chain: argument 1 must be a Transf"),
+        (lambda: chain(bind(scaled, factor=2.0)), r"got scaled\(factor=2.0\). Lift a function"),
     ],
 )
 def test_what_cannot_be_called_is_refused(call, message):

@@ -46,6 +46,8 @@ def test_rewards_of_rollouts_have_their_shape():
         assert Batch.from_rollout(rollout, rewards).rewards.tolist() == [[1.0], [0.0]]
     with pytest.raises(ValueError, match=r"from_rollout: rewards must have shape \(2, 1\) or"):
         Batch.from_rollout(rollout, np.ones((1, 2)))
+    with pytest.raises(TypeError, match="from_rollout: rewards must hold numbers; got .*'good'"):
+        Batch.from_rollout(rollout, [["good"], [0.0]])
 
 
 def put(field, place, value):

@@ -217,6 +217,15 @@ def test_bad_inputs_are_named(tiny, prompts, options, error, message):
         sample(tiny[1], jax.random.key(0), prompts, **options)
 
 
+def test_a_key_or_a_stop_token_of_another_kind_is_named(tiny):
+    sample = make_sampler(tiny[0], max_new_tokens=2, group_size=2)
+    for key in (0, jnp.zeros(2, jnp.uint32)):
+        with pytest.raises(TypeError, match="sample: key must be a typed key, made by jax.random"):
+            sample(tiny[1], key, PROMPTS)
+    with pytest.raises(TypeError, match="make_sampler: stop_ids must be a list of .*; got 2"):
+        make_sampler(tiny[0], max_new_tokens=2, group_size=2, stop_ids=2)
+
+
 def test_a_program_compiled_for_a_call_is_that_of_the_call():
     model, params = jr.testing.tiny_model(num_layers=1)
     sample = make_sampler(model, max_new_tokens=3, group_size=2, temperature=0.5, top_k=7)

@@ -284,6 +284,16 @@ def test_reward_must_be_callable():
     ):
         dataclasses.replace(CONFIG, reward=lambda completions, **columns: [0.0])
 
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):  # of verl
+        return float(solution_str == ground_truth)
+
+    def of_an_answer(prompt, completion, answer):
+        return float(completion == answer)
+
+    for reward in (compute_score, of_an_answer):
+        with pytest.raises(TypeError, match=rf"{reward.__name__} takes .*answer is in metadata"):
+            dataclasses.replace(CONFIG, reward=reward)
+
     @functools.wraps(lambda prediction, target: 0.0)  # only what is called counts
     def adapted(prompt, completion, metadata):
         return 0.0

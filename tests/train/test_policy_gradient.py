@@ -309,6 +309,23 @@ def test_an_old_style_key_is_refused():
         init_state(params, OPTIMIZER, jr.recipes.dapo(), key=jnp.zeros(2, jnp.uint32))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "optimizer", "message"),
+    [
+        ("grpo", OPTIMIZER, "recipe must be a Recipe, such as jr.recipes.grpo\\(\\); got 'grpo'"),
+        (jr.recipes.grpo, OPTIMIZER, "recipe must be a Recipe, .* got <function grpo"),
+        (jr.recipes.dapo(), None, "optimizer must be .*optax.adamw.* got None"),
+        (jr.recipes.dapo(), 1e-3, "optimizer must be .*optax.adamw.* got 0.001"),
+    ],
+)
+def test_what_is_no_recipe_or_optimizer_is_named(recipe, optimizer, message):
+    model, params = one_layer()
+    with pytest.raises(TypeError, match=f"make_step: {message}"):
+        make_step(model, recipe, optimizer)
+    with pytest.raises(TypeError, match=f"init_state: {message}"):
+        init_state(params, optimizer, recipe, key=jax.random.key(0))
+
+
 @pytest.mark.slow
 def test_an_optimizer_keeps_float32_beside_bfloat16_parameters():
     recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()

@@ -101,6 +101,8 @@ def check_preset(function: str, name: str) -> None:
         near = difflib.get_close_matches(name.lower(), presets, n=3)
         meant = f"Did you mean {' or '.join(map(repr, near))}?"
         hint = meant if near else f"There are {', '.join(presets)}."
+        if name.partition("(")[0] in presets:
+            hint = f"A name has no options; in Python, the recipe is jr.recipes.{name}."
     elif method.preset is None:
         hint = f"This method has none: `jaxrl-llm methods {name}` shows its functions."
     else:
