@@ -6,6 +6,7 @@ from pathlib import Path
 import coming_from
 import golden_data
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrl_llm as jr
@@ -49,6 +50,53 @@ def test_our_code_runs_as_pasted(page, capsys, tmp_path, monkeypatch):
     # What the page says that its blocks print.
     said = "".join(re.findall(r"^```text\n(.*?)^```$", TEXTS[page], re.MULTILINE | re.DOTALL))
     assert capsys.readouterr().out == said and (made or said)
+
+
+def combined(page):
+    """The recipes of a page that combine several settings, by name."""
+    code = TEXTS[page].partition("### Several settings at once")[2]
+    names = {}
+    exec(re.search(r"^```python\n(.*?)^```$", code, re.MULTILINE | re.DOTALL)[1], names)
+    return {name: value for name, value in names.items() if isinstance(value, Recipe)}
+
+
+@pytest.mark.parametrize(("page", "name"), [("trl", "recipe"), ("verl", "recipe"), ("verl", "grpo")])
+def test_several_settings_are_the_loss_that_the_page_says(page, name):
+    rng, shape, G = np.random.default_rng(0), (3, 4, 6), 4
+    mask = np.arange(6) < rng.integers(1, 7, shape[:2])[..., None]
+    old, behavior, ref = (-rng.random(shape) for _ in range(3))
+    logp, rewards = old + rng.normal(0.0, 0.6, shape), rng.random(shape[:2])
+    batch = jr.recipes.Batch(
+        tokens=np.zeros(shape, np.int32),
+        mask=mask,
+        where=np.ones(shape[:2], bool),
+        rewards=np.float32(rewards),
+        prompt_tokens=np.zeros((3, 1), np.int32),
+        prompt_mask=np.ones((3, 1), bool),
+        old_logp=np.float32(old),
+        behavior_logp=np.float32(behavior),
+        ref_logp=np.float32(ref),
+    )
+    ratio, log_ref = np.exp(logp - old), ref - logp
+    if page == "trl":
+        centered = rewards - rewards.mean(-1, keepdims=True)
+        a = (centered / (rewards.std(ddof=1) + 1e-4))[..., None]
+        loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.28) * a)
+        loss += 0.04 * ratio * (np.exp(log_ref) - log_ref - 1)
+        expected = loss[mask].mean()
+    else:
+        scores = rewards - 0.001 * ((old - ref) * mask).sum(-1)
+        a = (scores - scores.mean(-1, keepdims=True)) * G / (G - 1)
+        if name == "grpo":
+            a *= (G - 1) / G / (scores.std(-1, ddof=1, keepdims=True) + 1e-6)
+        a = a[..., None]
+        loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
+        loss = np.where(a < 0, np.minimum(loss, -3.0 * a), loss)
+        weighted = loss * np.minimum(np.exp(old - behavior), 2.0)
+        expected = (weighted * mask).sum(-1).mean()
+    recipe = combined(page)[name]
+    ready, _ = recipe.prepare(batch, recipe.init())
+    np.testing.assert_allclose(recipe.loss(np.float32(logp), ready), expected, rtol=2e-5)
 
 
 def test_the_correction_for_stale_rollouts_weighs_them():
