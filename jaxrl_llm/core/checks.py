@@ -325,7 +325,7 @@ def check_seconds(function: str, **values) -> None:
 def check_key(function: str, key) -> None:
     """Raises TypeError unless ``key`` is one typed key."""
     typed = jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key)
-    if not typed or jnp.shape(key) != ():
+    if not typed or key.shape != ():
         raise TypeError(f"{function}: key must be one typed key, made by jax.random.key(seed).")
 
 
@@ -336,12 +336,6 @@ def check_seed(function: str, **values) -> None:
             raise TypeError(f"{function}: {name} must be an integer; got {seed!r}.")
         if not 0 <= seed < 2**64:
             raise ValueError(f"{function}: {name} must be from 0 to 2**64 - 1; got {seed}.")
-
-
-def check_key(function: str, key: object) -> None:
-    """Raises TypeError unless ``key`` is a typed key, or stands for one."""
-    if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
-        raise TypeError(f"{function}: key must be a typed key, made by jax.random.key(seed).")
 
 
 def check_token_ids(function: str, **values) -> None:

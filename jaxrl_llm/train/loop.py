@@ -128,13 +128,13 @@ def run_to_end(run: Run) -> Result:
             _train(run)
         if config.evaluation.enabled and not run.stopped():
             run.evaluate()
-    state, enabled = run.state, config.evaluation.enabled
-    before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
-    finished = int(state.step) >= config.steps and bool(after or not enabled)
-    signal = None if finished else processes.any_of(run.interrupt.signal)
-    if not enabled:
-        folder.show_samples()
-    folder.end(interrupted=signal, seconds=run.clock.read())
+        state, enabled = run.state, config.evaluation.enabled
+        before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
+        finished = int(state.step) >= config.steps and bool(after or not enabled)
+        signal = None if finished else processes.any_of(run.interrupt.signal)
+        if not enabled:
+            folder.show_samples()
+        folder.end(interrupted=signal, seconds=run.clock.read())
     after = after if finished else {}
     return Result(state, folder.path, folder.history(), before, after, signal)
 

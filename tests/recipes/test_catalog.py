@@ -126,7 +126,7 @@ def test_a_preset_by_its_name():
     assert experienced == jr.recipes.training_free_grpo().collector
     with pytest.raises(ValueError, match="no preset 'dr_gpro'. Did you mean 'dr_grpo' or"):
         catalog.preset("dr_gpro", length=8)
-    with pytest.raises(ValueError, match=r"A name has no options; .* jr.recipes.dapo\(length=8\)\.$"):
+    with pytest.raises(ValueError, match=r"has no options; .* jr.recipes.dapo\(length=8\)\.$"):
         catalog.preset("dapo(length=8)", length=8)
 
 

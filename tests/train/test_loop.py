@@ -39,6 +39,7 @@ from jaxrl_llm.train import (
     make_step,
     train,
 )
+from jaxrl_llm.train.logging import run_folder
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.run_data import load_prompts
 from jaxrl_llm.train.setup import load_experiment
@@ -412,6 +413,26 @@ def test_an_evaluation_that_a_signal_ends_is_made_by_the_resumed_run(
     assert_same(done.state, whole.state)
     assert held_out_numbers(done.history) == held_out_numbers(whole.history)
     assert done.before == whole.before and done.after == whole.after != {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("late", ["plot_reward", "write_report"])
+def test_a_signal_while_the_end_is_written_costs_nothing(tmp_path, monkeypatch, late, number):
+    def interrupted(*arguments, **options):
+        signal.raise_signal(number)
+        return write(*arguments, **options)
+
+    write = getattr(run_folder, late)
+    monkeypatch.setattr(run_folder, late, interrupted)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the process would have died"))
+    try:
+        result = train(tiny_run(tmp_path, steps=1))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result.interrupted is None and int(result.state.step) == 1
+    assert (tmp_path / "report.html").exists()
+    last = (tmp_path / "sessions.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["outcome"] == "done"
 
 
 def test_other_reference_weights_are_refused(tmp_path):

@@ -305,7 +305,7 @@ def test_bad_numbers_are_named(recipe, options, message):
 
 def test_an_old_style_key_is_refused():
     params = one_layer()[1]
-    with pytest.raises(TypeError, match="init_state: key must be a typed key"):
+    with pytest.raises(TypeError, match="init_state: key must be one typed key"):
         init_state(params, OPTIMIZER, jr.recipes.dapo(), key=jnp.zeros(2, jnp.uint32))
 
 

@@ -16,6 +16,7 @@ import jax
 
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import reason, sync, with_home, write_whole
+from jaxrl_llm.core.runtime.interrupt import catch_interrupt
 from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.secrets import mask, mask_known
@@ -288,10 +289,11 @@ class RunFolder:
             text = str_or_type(error)
             self._note_end(f"{kind.__name__}: {mask(text)}" if text else kind.__name__)
         if kind is None or issubclass(kind, Exception):  # a second Ctrl-C should end at once
-            sinks.close()
-            path = self.path / "report.html"
-            with _optional(path):
-                write_report(self.path, path)
+            with catch_interrupt():  # a SIGTERM that comes now costs neither report nor exit code
+                sinks.close()
+                path = self.path / "report.html"
+                with _optional(path):
+                    write_report(self.path, path)
 
     def start(
         self,
