@@ -424,11 +424,11 @@ def test_a_signal_while_the_end_is_written_costs_nothing(tmp_path, monkeypatch, 
 
     write = getattr(run_folder, late)
     monkeypatch.setattr(run_folder, late, interrupted)
-    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the process would have died"))
+    before = signal.signal(number, lambda *_: pytest.fail("the process would have died"))
     try:
         result = train(tiny_run(tmp_path, steps=1))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
     assert result.interrupted is None and int(result.state.step) == 1
     assert (tmp_path / "report.html").exists()
     last = (tmp_path / "sessions.jsonl").read_text().splitlines()[-1]
