@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.rewards.answers import Extract, answer_of
-from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
+from jaxrl_llm.rewards.scoring import Reward, RewardError, check_arguments, name_of
 
 
 class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({...})`)
@@ -30,7 +30,7 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
 
     Raises:
       ValueError: If there are no terms, one is named "reward", or a weight is not finite or 0.
-      TypeError: If a term is not a reward of one completion.
+      TypeError: If a term is not a reward of one completion, or takes other arguments.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -56,6 +56,7 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
                     f"weighted_sum: {name!r} must be a reward of one completion, got "
                     f"{name_of(term)}; put the sum into a VerifierPool, not a pool into the sum."
                 )
+            check_arguments("weighted_sum", term)
         self.terms = dict(terms)
         named = [
             (f"{weight:g} {name}" if weight != 1 else name, in_full(term))

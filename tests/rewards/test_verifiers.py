@@ -277,6 +277,10 @@ def unnamed(prompt, completion, metadata):
     return {"right": 1.0}
 
 
+def of_verl(data_source, solution_str, ground_truth):
+    return float(solution_str == ground_truth)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -285,6 +289,7 @@ def unnamed(prompt, completion, metadata):
         (lambda: R.weighted_sum({"f": (R.f1, 0.0)}), ValueError, "the weight of 'f'"),
         (lambda: R.weighted_sum({"f": (R.f1, np.nan)}), ValueError, "must be finite"),
         (lambda: R.weighted_sum({"f": (Batched(), 1.0)}), TypeError, "a reward of one completion"),
+        (lambda: R.weighted_sum({"f": (of_verl, 1.0)}), TypeError, "; of_verl takes"),
         (lambda: R.weighted_sum({"f": (slow, 1.0)})("", "", {}), TypeError, "'f' is async"),
         (
             lambda: R.weighted_sum({"f": (unnamed, 1.0)})("", "", {}),
