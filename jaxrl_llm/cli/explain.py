@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 import jaxrl_llm
-from jaxrl_llm.cli import options
+from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.methods import LENGTH, wrapped
 from jaxrl_llm.core import Transform, functions_of
 from jaxrl_llm.recipes import catalog
@@ -63,11 +63,27 @@ class Slot:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
+    _check_one_name(arguments)
     wanted = options.parse(Explain, arguments, command="explain")
     with options.usage_errors():
         text = explain(_preset_of(wanted.name), _preset_of(wanted.beside))
     print(text)
     return 0
+
+
+def _check_one_name(arguments: Sequence[str]) -> None:
+    """Raises UsageError for two names without an option, which says how to compare them."""
+    words, names = iter(arguments), []
+    for word in words:
+        if word == "--beside":
+            next(words, None)
+        elif not word.startswith("-"):
+            names.append(word)
+    if len(names) > 1:
+        name, other, *_ = names
+        raise UsageError(
+            f"explain shows one method; to compare two: jaxrl-llm explain {name} --beside {other}"
+        )
 
 
 def _preset_of(name: str) -> str:

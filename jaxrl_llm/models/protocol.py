@@ -344,8 +344,8 @@ def round_params(model: Model, params: ArrayTree, *, mode: str) -> ArrayTree:
       The parameters, with ``RoundedWeights`` in the place of the kernel of each linear layer.
 
     Raises:
-      ValueError: If the mode is unknown, or the model rounds already, has experts, or does not take
-        rounded weights.
+      ValueError: If the mode is unknown, or the model rounds already, has experts, does not take
+        rounded weights, or has no parameter whose path ends in ``/kernel``, which is rounded.
       ImportError: If qwix is missing.
 
     Example:
@@ -378,6 +378,13 @@ def check_rounds(function: str, model: Model, mode: str) -> None:
         )
     if getattr(model.config, "experts", None) is not None:
         raise ValueError(f"{function}: {mode} does not round `experts`; use None.")
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    paths = [trees.path_str(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
+    if not any(map(_is_linear, paths)):
+        raise ValueError(
+            f"{function}: {mode} rounds the weights of linear layers, parameters whose path ends "
+            f"in '/kernel', and this model has none; its first is {paths[0]!r}. Use None."
+        )
 
 
 def is_rounded(x: Any) -> bool:
@@ -390,6 +397,11 @@ def has_rounded(params: ArrayTree) -> bool:
     return any(map(is_rounded, jax.tree.leaves(params, is_leaf=is_rounded)))
 
 
+def _is_linear(path: str) -> bool:
+    """Whether a parameter is the weights of a linear layer, by its path."""
+    return path.endswith("/kernel") and not path.endswith("head/kernel")
+
+
 def _cast(params: ArrayTree, dtype: Any, quantization: str | None) -> ArrayTree:
     """Matrices in a dtype, those of linear layers in 8 bits if there is a quantization."""
 
@@ -397,7 +409,6 @@ def _cast(params: ArrayTree, dtype: Any, quantization: str | None) -> ArrayTree:
         if isinstance(x, RoundedWeights) or x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         x, name = x.astype(dtype), trees.path_str(path)
-        linear = name.endswith("/kernel") and not name.endswith("head/kernel")
-        return round_weights(x, quantization) if linear and quantization else x
+        return round_weights(x, quantization) if _is_linear(name) and quantization else x
 
     return jax.tree_util.tree_map_with_path(cast, params, is_leaf=is_rounded)

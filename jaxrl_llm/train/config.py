@@ -1,5 +1,6 @@
 """The configuration of a run: frozen records. An option without an effect raises an error."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import bind, checks
+from jaxrl_llm.core import bind, checks, functions_of
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.core.runtime.precision import resolve_dtype
 from jaxrl_llm.curation.collectors.protocol import (
@@ -19,7 +20,7 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.environments.protocol import truncation_reward_of
 from jaxrl_llm.models.lora import LoRAConfig
-from jaxrl_llm.models.quantize import check_quantization
+from jaxrl_llm.models.quantize import QUANTIZATIONS, check_quantization
 from jaxrl_llm.recipes import PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import check_preset, preset
 from jaxrl_llm.rewards import BatchReward
@@ -97,7 +98,8 @@ class SamplingConfig:
       quantization: "int8" or "fp8" rounds the operands of linear layers to 8 bits where rollouts
         are sampled, and nowhere else: scoring, training and evaluation have the policy in full
         precision. With a recipe that makes drafts, only drafts are rounded. None is the recipe's
-        own choice, which is no rounding for all but a few.
+        own choice, which is no rounding for all but a few, such as "sol_rl"; "off" samples
+        with these in full precision too.
       denoising: For a denoising model: its steps, its blocks, and which tokens to keep.
       prompt_length: Maximum length of prompts that a collector or a teacher writes, in tokens; None
         for 1,024 more than the longest prompt of the data (for a teacher, with a response), up to
@@ -134,7 +136,9 @@ class SamplingConfig:
                     f"sampling: {option} must be below 1; got {value:g}. None turns it off."
                 )
         checks.check_positive(name, slots=self.slots, prompt_length=self.prompt_length)
-        check_quantization(name, self.quantization)
+        checks.check_option(name, "quantization", self.quantization, (*QUANTIZATIONS, "off"))
+        if self.quantization != "off":
+            check_quantization(name, self.quantization)
         self.denoising.schedule(self.max_new_tokens)
 
     def grid(self, prompts: int, *, prompt_length: int | None = None) -> tuple[int, int]:
@@ -612,11 +616,15 @@ class TrainConfig:
 
     def _check_offline(self) -> None:
         """Raises ValueError for options of sampling where the data have the responses."""
-        if not self.offline:
+        if not self.samples_nothing:
             return
         if self.sampling.slots is not None:
             raise ValueError("sampling: slots has no effect if the data contain the responses.")
-        if self.samples_held_out:
+        if self.asynchrony.sampler_devices is not None:
+            raise ValueError(
+                "asynchrony: sampler_devices has no effect if the data contain the responses."
+            )
+        if self.samples_held_out and self.evaluation.enabled:
             return
         if self.evaluation.samples is not None:
             raise ValueError("evaluation: samples has no effect without a reward that grades them.")
@@ -686,6 +694,15 @@ class TrainConfig:
                 )
         if self.sampling.slots is not None:
             raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
+        if not self.evaluation.enabled:
+            filters = () if recipe.temperature > 0 else ("top_k", "top_p", "min_p")
+            for option in ("temperature", *filters):
+                if getattr(self.sampling, option) != getattr(SamplingConfig, option):
+                    raise ValueError(
+                        f"sampling: {option} has no effect with {recipe.name!r} without an "
+                        "evaluation: members answer at the temperature of the recipe, "
+                        f"{recipe.temperature:g}."
+                    )
         if declares(recipe.collector, "needs_slots"):
             raise ValueError(
                 f"config: the collector of {recipe.name!r} decodes in slots, which a population "
@@ -722,18 +739,33 @@ class TrainConfig:
         weights = getattr(self.reward, "weights_of_sum", None) or {}
         if recipe.forward_only or "reward_components" not in recipe.required_fields:
             return
-        is_preset = recipe.name in PRESETS and recipe == find_recipe(recipe.name, self.sampling)
-        if is_preset and any(weight != 1 for weight in weights.values()):
+        if recipe.name not in PRESETS or all(weight == 1 for weight in weights.values()):
+            return
+        functions = [getattr(x, "function", x) for x in functions_of(recipe.advantage)]
+        options = [dict(getattr(function, "options", ())) for function in functions]
+        left_out = any(bound.get("weights", weights) is None for bound in options)
+        if not left_out and recipe != find_recipe(recipe.name, self.sampling):
+            return  # it may have weights of its own
+        known = inspect.signature(PRESETS[recipe.name]).parameters
+        by_name = {f"{name}_weight": weight for name, weight in weights.items()}
+        takes = ", ".join(f"{name}={x:g}" for name, x in by_name.items() if name in known)
+        if "weights" in known:
             pairs = ", ".join(f"({name!r}, {weight:g})" for name, weight in weights.items())
-            raise ValueError(
-                f"config: recipe {recipe.name!r} reads each reward apart, and not the weights of "
-                f"{self.reward!r}; give them to the recipe, such as jr.recipes.gdpo(weights=("
-                f"{pairs})), or make them 1."
-            )
+            takes = f"weights=({pairs})"
+        remedy = f"give them to jr.recipes.{recipe.name}({takes}), or " if takes else ""
+        raise ValueError(
+            f"config: recipe {recipe.name!r} reads each reward apart, and not the weights of "
+            f"{self.reward!r}; {remedy}make them 1."
+        )
 
     def _check_rounding(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError for a quantization of the sampler without effect, or with a bias."""
         own, mode = self.sampling.quantization, self.sampler_quantization
+        if own == "off" and recipe.sampler_quantization is None:
+            raise ValueError(
+                f"sampling: quantization 'off' has no effect: recipe {recipe.name!r} does not ask "
+                "for a sampler in 8 bits; use None."
+            )
         if own is not None and recipe.forward_only:
             raise ValueError(
                 f"sampling: quantization {own!r} has no effect with {recipe.name!r}, which trains "
@@ -743,10 +775,11 @@ class TrainConfig:
             return
         if self.quantization is not None:
             whose = "sampling.quantization" if own else f"recipe {recipe.name!r}"
+            remedy = "leave one of them out" if own else "set sampling.quantization to 'off'"
             raise ValueError(
                 f"config: quantization {self.quantization!r} rounds sampling and training alike, "
                 f"but {whose} asks for a sampler in {mode} beside a trainer in full precision; "
-                "leave one of them out."
+                f"{remedy}."
             )
         recipe.check_quantization(mode)
 
@@ -823,7 +856,8 @@ class TrainConfig:
     @property
     def sampler_quantization(self) -> str | None:
         """How the policy is rounded where it samples rollouts or drafts; None if it is not."""
-        return self.sampling.quantization or self.resolved_recipe.sampler_quantization
+        own = self.sampling.quantization or self.resolved_recipe.sampler_quantization
+        return None if own == "off" else own
 
     @property
     def rounds_rollouts(self) -> bool:
@@ -842,6 +876,12 @@ class TrainConfig:
         """Whether the data contain the training responses and their rewards."""
         recipe = self.resolved_recipe
         return declares(getattr(recipe, "collector", None), "offline")
+
+    @property
+    def samples_nothing(self) -> bool:
+        """Whether the data contain the training responses, but perhaps not their rewards."""
+        recipe = self.resolved_recipe
+        return not (recipe.forward_only or recipe.samples_responses)
 
     @property
     def reads_columns(self) -> bool:

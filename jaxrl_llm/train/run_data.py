@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from jaxrl_llm.core import accepted, traits_of
+from jaxrl_llm.core import accepted, functions_of, traits_of
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
     declares,
@@ -22,6 +22,7 @@ from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
+from jaxrl_llm.rewards import overlong_rewards
 from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.episodes import rewrites_reasoning
 from jaxrl_llm.rollout.sampler import prompt_room
@@ -372,6 +373,24 @@ def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
         "of at least two groups, or set minibatches or epochs.",
         stacklevel=2,
     )
+
+
+def warn_of_length(config: TrainConfig, recipe: Any) -> None:
+    """Warns if a penalty of long responses begins beyond the longest one of a run."""
+    if recipe.forward_only:
+        return
+    most = config.sampling.max_new_tokens
+    for function in functions_of(recipe.advantage):
+        if getattr(function, "function", None) is not overlong_rewards:
+            continue
+        options = dict(function.options)
+        if most <= (free := options["max_length"] - options["buffer"]):
+            warnings.warn(
+                f"config: {recipe.name!r} penalizes responses of more than {free:g} tokens, and "
+                f"sampling.max_new_tokens is {most}, so the penalty has no effect; let it end at "
+                f"{most} tokens (length of a preset), or sample longer responses.",
+                stacklevel=2,
+            )
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:

@@ -260,7 +260,7 @@ def check_replay(config: TrainConfig, behavior: Model) -> None:
     """Raises ValueError for a router_replay without effect."""
     if not config.router_replay:
         return
-    if config.offline:
+    if config.samples_nothing:
         raise ValueError("config: router_replay has no effect without rollouts of the policy.")
     if not is_causal(behavior):
         raise ValueError("config: router_replay has no effect with a denoising model.")

@@ -44,6 +44,7 @@ from jaxrl_llm.train.run_data import (
     encode_questions,
     load_prompts,
     text_room,
+    warn_of_length,
     warn_of_one_update,
     warn_of_rewrites,
     warn_of_warmup,
@@ -136,6 +137,7 @@ def load_experiment(
         warn_of_rewrites(config, recipe, model, tokenizer, teacher)
         warn_of_warmup(config, recipe)
         warn_of_one_update(config, recipe)
+        warn_of_length(config, recipe)
     if isinstance(teacher, Teacher):
         check_reads_rows("train", teacher.model, config.layout, what="teacher")
     experiment = Experiment(

@@ -32,6 +32,12 @@ def test_a_preset_is_compared_with_another(capsys):
     assert "(dapo: dapo_clip(" in out
 
 
+@pytest.mark.parametrize("words", [["gspo", "dapo"], ["--beside", "grpo", "gspo", "dapo"]])
+def test_two_names_without_an_option_are_told_how_to_compare(capsys, words):
+    code, _, err = shown(capsys, *words)
+    assert code == 2 and "jaxrl-llm explain gspo --beside dapo" in err
+
+
 def test_places_are_those_of_the_code(capsys):
     _, out, _ = shown(capsys, "gigpo")
     places = re.findall(r"^  (\w+), (\S+\.py):(\d+)$", out, re.MULTILINE)

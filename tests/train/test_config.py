@@ -27,7 +27,7 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.config import find_prompts, find_recipe
 from jaxrl_llm.train.optimizer import make_schedule
-from jaxrl_llm.train.run_data import warn_of_one_update
+from jaxrl_llm.train.run_data import warn_of_length, warn_of_one_update
 from jaxrl_llm.train.setup import load_experiment
 
 
@@ -210,6 +210,34 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
             | {"sampling": SamplingConfig(group_size=2, denoising=DenoisingOptions(steps=4))},
             "sampling: denoising has no effect if nothing is sampled",
         ),
+        *(
+            (
+                {"recipe": recipe, "sampling": SamplingConfig(group_size=2, top_p=0.5)},
+                "sampling: top_p has no effect if nothing is sampled",
+            )
+            for recipe in ("dpo", "sft")  # with a reward, of an evaluation that is off
+        ),
+        (
+            {"recipe": "sft", "sampling": SamplingConfig(group_size=2, slots=4)},
+            "sampling: slots has no effect if the data contain the responses",
+        ),
+        (
+            {"recipe": "sft", "asynchrony": AsyncConfig(max_staleness=1, sampler_devices=1)},
+            "asynchrony: sampler_devices has no effect if the data contain the responses",
+        ),
+        *(
+            (
+                {"recipe": "eggroll", "remat": "full"}
+                | {"sampling": SamplingConfig(group_size=2, **{option: value})},
+                f"sampling: {option} has no effect with 'eggroll' without an evaluation: members "
+                "answer at the temperature of the recipe, 0",
+            )
+            for option, value in (("temperature", 0.5), ("top_k", 4))
+        ),
+        (
+            {"sampling": SamplingConfig(group_size=2, quantization="off")},
+            "quantization 'off' has no effect: recipe 'dr_grpo' does not ask for a sampler in 8",
+        ),
         ({"recipe": "rloo", "epochs": 2}, "without a ratio to old_logp.* got epochs 2"),
         *(
             (
@@ -262,6 +290,18 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
 def test_runs_that_do_not_fit_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **changes)
+
+
+def test_options_of_sampling_have_an_effect_on_an_evaluation():
+    sampling = SamplingConfig(group_size=2, temperature=0.5, top_k=4)
+    shared = {"sampling": sampling, "evaluation": EvaluationConfig(), "remat": "full"}
+    for recipe in ("dpo", "sft", "eggroll"):
+        assert dataclasses.replace(CONFIG, recipe=recipe, **shared).sampling.top_k == 4
+    # Filters are also of members that do not answer greedily, and data are scored at a temperature.
+    warm = dataclasses.replace(jr.recipes.eggroll(), temperature=1.0)
+    members = dataclasses.replace(sampling, temperature=1.0)
+    dataclasses.replace(CONFIG, recipe=warm, sampling=members, remat="full")
+    dataclasses.replace(CONFIG, recipe="dpo", sampling=dataclasses.replace(sampling, top_k=None))
 
 
 def test_pairs_of_the_data_need_no_group_size():
@@ -332,6 +372,27 @@ def steps_of(config, gradient, count=3):
         params = optax.apply_updates(params, updates)
         moved.append(float(updates["w"][0]))
     return moved
+
+
+def test_a_penalty_beyond_the_longest_response_is_told():
+    """It begins above 80 of 100 tokens, and responses have at most four."""
+    config = dataclasses.replace(CONFIG, recipe=jr.recipes.dapo(length=100))
+    told = (
+        "'dapo' penalizes responses of more than 80 tokens, and sampling.max_new_tokens is 4, so "
+        "the penalty has no effect"
+    )
+    with pytest.warns(UserWarning, match=told):
+        load_experiment(config)
+    for most in (80, 81):
+        sampling = SamplingConfig(group_size=2, max_new_tokens=most)
+        longer = dataclasses.replace(config, sampling=sampling)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            warn_of_length(longer, longer.resolved_recipe)
+        assert len(seen) == (most == 80)
+    for recipe in ("dapo", jr.recipes.dapo()):  # by its name the length is that of the responses
+        plain = dataclasses.replace(CONFIG, recipe=recipe)
+        warn_of_length(plain, plain.resolved_recipe)
 
 
 def test_optimizer_options_have_their_effect():

@@ -226,6 +226,9 @@ def test_a_sum_is_no_reward_beside_its_terms(tmp_path, monkeypatch):
     told = r"recipe 'gdpo' reads each reward apart.*gdpo\(weights=\(\('low', 1\), \('short', -0.5\)"
     with pytest.raises(ValueError, match=told):
         tiny_run(tmp_path, recipe="gdpo", reward=total)
+    with pytest.raises(ValueError, match=told):  # another option of it does not weigh them
+        tiny_run(tmp_path, recipe=jr.recipes.gdpo(eps_low=0.1), reward=total)
+    tiny_run(tmp_path, recipe=jr.recipes.gdpo(weights=(("low", 1), ("short", -0.5))), reward=total)
     seen = []
 
     def spying(components, *, where):
@@ -236,6 +239,17 @@ def test_a_sum_is_no_reward_beside_its_terms(tmp_path, monkeypatch):
     recipe = jr.recipes.gdpo().replace(name="spying", advantage=spy)
     train(tiny_run(tmp_path, recipe=recipe, reward=total, steps=1))
     assert seen and all(names == ["low", "short"] for names in seen)
+
+
+def test_a_recipe_is_told_its_own_options_for_the_weights_of_a_sum(tmp_path):
+    terms = {name: (low_bytes, 2.0) for name in ("task", "history")}
+    told = r"'vlm_spo' reads .*to jr.recipes.vlm_spo\(task_weight=2, history_weight=2\), or make"
+    with pytest.raises(ValueError, match=told):
+        tiny_run(tmp_path, recipe="vlm_spo", reward=jr.rewards.weighted_sum(terms))
+    other = jr.rewards.weighted_sum({"style": (low_bytes, 2.0)})
+    with pytest.raises(ValueError, match=r"weighted_sum\(2 style\); make them 1") as caught:
+        tiny_run(tmp_path, recipe="vlm_spo", reward=other)
+    assert "gdpo" not in str(caught.value)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

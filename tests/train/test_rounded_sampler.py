@@ -9,6 +9,7 @@ from test_checkpoint import assert_same
 from tiny_run import prompts, tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.protocol import has_rounded
 from jaxrl_llm.models.quantize import QUANTIZATIONS
@@ -208,6 +209,12 @@ def test_the_recipe_asks_for_it_and_the_config_decides(tmp_path):
     assert config.sampler_quantization == "fp8"
     config = tiny_run(tmp_path, recipe=jr.recipes.sol_rl(quantization=None))
     assert config.sampler_quantization is None and not config.samples_off_policy
+    config = parse_config(config, ["--recipe", "sol_rl", "--sampling.quantization", "off"])
+    assert config.sampler_quantization is None and not config.samples_off_policy
+    both = {"model": "smollm2-135m", "quantization": "fp8"}
+    with pytest.raises(ValueError, match="sol_rl' asks .* set sampling.quantization to 'off'"):
+        tiny_run(tmp_path, recipe="sol_rl", **both)
+    assert dataclasses.replace(config, **both).quantization == "fp8"
     flows = tiny_run(tmp_path, recipe="sol_rl_flow")
     assert flows.sampler_quantization == "int8" and not flows.rounds_rollouts
 
@@ -270,6 +277,19 @@ def own_model():
     return model._replace(config=config(*values)), params, ByteTokenizer()
 
 
+def named_otherwise():
+    """A model whose linear layers have no parameter `kernel`."""
+    model, _ = tiny_model(num_layers=1)
+
+    def renamed(tree):
+        if not isinstance(tree, dict):
+            return tree
+        return {"weight" if k == "kernel" else k: renamed(x) for k, x in tree.items()}
+
+    model = model._replace(init=lambda key, init=model.init: renamed(init(key)))
+    return model, model.init(KEY), ByteTokenizer()
+
+
 def eight_bits():
     return *tiny_model(num_layers=1, quantization="int8"), ByteTokenizer()
 
@@ -291,6 +311,11 @@ def experts():
         ({"recipe": "rloo"}, "a surrogate without a ratio, so rollouts of rounded weights"),
         ({"model": "smollm2-135m", "quantization": "fp8"}, "sampling.quantization asks for a sa"),
         ({"model": own_model}, "a OwnConfig, has no `quantization`. Use None"),
+        (
+            {"model": named_otherwise},
+            "sampling: quantization: int8 rounds .* ends in '/kernel', and this model has none; "
+            "its first is 'embed/embedding'. Use None",
+        ),
         ({"model": eight_bits}, "int8 has no effect on a model that rounds to int8 itself"),
         ({"model": experts}, "sampling: quantization: int8 does not round `experts`"),
     ],
@@ -298,6 +323,12 @@ def experts():
 def test_what_cannot_be_rounded_is_refused(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_experiment(tiny_run(tmp_path, **{"sampling": sampling()} | changes))
+
+
+def test_weights_of_another_name_are_not_rounded_in_silence():
+    model, params, _ = named_otherwise()
+    with pytest.raises(ValueError, match="round_params: int8 rounds the weights of linear layers"):
+        jr.models.round_params(model, params, mode="int8")
 
 
 def test_an_unknown_mode_is_refused():
