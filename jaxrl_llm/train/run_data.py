@@ -26,7 +26,7 @@ from jaxrl_llm.rewards import overlong_rewards
 from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.episodes import rewrites_reasoning
 from jaxrl_llm.rollout.sampler import prompt_room
-from jaxrl_llm.train.config import TrainConfig, find_prompts
+from jaxrl_llm.train.config import SamplingConfig, TrainConfig, find_prompts
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.model_rewards import judge
 from jaxrl_llm.train.score_batch import Teacher
@@ -383,7 +383,7 @@ def warn_of_length(config: TrainConfig, recipe: Any) -> None:
     for function in functions_of(recipe.advantage):
         if getattr(function, "function", None) is not overlong_rewards:
             continue
-        options = dict(function.options)
+        options = dict(getattr(function, "options", ()))
         if most <= (free := options["max_length"] - options["buffer"]):
             warnings.warn(
                 f"config: {recipe.name!r} penalizes responses of more than {free:g} tokens, and "
@@ -391,6 +391,22 @@ def warn_of_length(config: TrainConfig, recipe: Any) -> None:
                 f"{most} tokens (length of a preset), or sample longer responses.",
                 stacklevel=2,
             )
+
+
+def warn_of_group_size(config: TrainConfig, recipe: Any) -> None:
+    """Warns if the data have the groups, and no evaluation samples as many responses.
+
+    It is no error: configurations that differ in their recipes alone share a group size.
+    """
+    size, evaluation = config.sampling.group_size, config.evaluation
+    reads = config.samples_held_out and evaluation.enabled and evaluation.samples is None
+    if not config.offline or reads or size == SamplingConfig.group_size:
+        return
+    warnings.warn(
+        f"sampling: group_size {size} has no effect: the groups of {recipe.name!r} are "
+        f"{width_of(recipe.collector, size)} responses of the data, and no evaluation samples any.",
+        stacklevel=2,
+    )
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:

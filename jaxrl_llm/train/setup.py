@@ -44,6 +44,7 @@ from jaxrl_llm.train.run_data import (
     encode_questions,
     load_prompts,
     text_room,
+    warn_of_group_size,
     warn_of_length,
     warn_of_one_update,
     warn_of_rewrites,
@@ -138,6 +139,7 @@ def load_experiment(
         warn_of_warmup(config, recipe)
         warn_of_one_update(config, recipe)
         warn_of_length(config, recipe)
+        warn_of_group_size(config, recipe)
     if isinstance(teacher, Teacher):
         check_reads_rows("train", teacher.model, config.layout, what="teacher")
     experiment = Experiment(

@@ -27,7 +27,7 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.config import find_prompts, find_recipe
 from jaxrl_llm.train.optimizer import make_schedule
-from jaxrl_llm.train.run_data import warn_of_length, warn_of_one_update
+from jaxrl_llm.train.run_data import warn_of_group_size, warn_of_length, warn_of_one_update
 from jaxrl_llm.train.setup import load_experiment
 
 
@@ -302,6 +302,29 @@ def test_options_of_sampling_have_an_effect_on_an_evaluation():
     members = dataclasses.replace(sampling, temperature=1.0)
     dataclasses.replace(CONFIG, recipe=warm, sampling=members, remat="full")
     dataclasses.replace(CONFIG, recipe="dpo", sampling=dataclasses.replace(sampling, top_k=None))
+
+
+def test_a_group_size_that_nothing_reads_is_told():
+    """It is no error: a shared configuration has one, whatever the recipe."""
+
+    def told(**changes):
+        config = dataclasses.replace(CONFIG, **({"recipe": "dpo"} | changes))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            warn_of_group_size(config, config.resolved_recipe)
+        return [str(each.message) for each in seen]
+
+    (text,) = told()
+    assert "group_size 2 has no effect: the groups of 'dpo' are 2 responses of the data" in text
+    assert told(evaluation=EvaluationConfig(samples=3)) == [text]
+    assert told(evaluation=EvaluationConfig(), reward=None) == [text]
+    for changes in (
+        {"evaluation": EvaluationConfig()},  # which samples as many
+        {"sampling": SamplingConfig(max_new_tokens=4)},
+        {"recipe": "sft"},  # of a row's demonstrations, at most as many train
+        {"recipe": "dr_grpo"},
+    ):
+        assert told(**changes) == []
 
 
 def test_pairs_of_the_data_need_no_group_size():

@@ -47,6 +47,7 @@ def of_pairs(run_dir, path, **changes):
         "reward": None,
         "recipe": "dpo",
         "evaluation": EvaluationConfig(),
+        "sampling": SamplingConfig(max_new_tokens=4),  # pairs need no group size
     } | changes
     return tiny_run(run_dir, **changes)
 
