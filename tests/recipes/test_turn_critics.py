@@ -1,5 +1,6 @@
 """Presets with a critic, at turns, off policy, and values of prefixes: the loss in float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -246,6 +247,21 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
     error = 0.5 * (np.float64(moved[..., 0]) - y) ** 2
     found = recipe.critic.total_loss(moved, prepared)
     np.testing.assert_allclose(found, error[learns].mean(), rtol=2e-4)
+
+
+@pytest.mark.parametrize("coef", [0.1, 50.0])
+def test_without_a_right_response_vapo_imitates_nothing(coef):
+    logp, batch = make_batch()
+    batch = batch.replace(rewards=-batch.rewards)
+
+    def gradient(coef):
+        recipe = jr.recipes.vapo(imitation_coef=coef)
+        prepared, _ = recipe.prepare(batch, recipe.init())
+        return jax.value_and_grad(lambda x: recipe.loss(x, prepared))(jnp.asarray(logp))
+
+    for found, expected in zip(gradient(coef), gradient(0.0), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert np.any(gradient(coef)[1])
 
 
 def subgoals(batch, values, gamma, action_lam, subgoal_lam):

@@ -554,7 +554,7 @@ def imitation_of_right(
 
     The mean of the loss is over all tokens of the batch, so it is divided by their share.
     """
-    scale = coef / jnp.maximum(right_share, jnp.finfo(jnp.float32).tiny)
+    scale = coef / jnp.where(right_share > 0, right_share, 1.0)  # without one it multiplies 0
     return regularizers.imitation(logp, mask, imitated=rewards > above, coef=scale)
 
 
