@@ -38,7 +38,7 @@ from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.models.lora import merge_adapter
-from jaxrl_llm.models.sharding import param_shardings
+from jaxrl_llm.models.sharding import batch_shards, param_shardings
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rewards.scoring import check_answered
 from jaxrl_llm.rollout import Rollout, trim
@@ -58,7 +58,7 @@ from jaxrl_llm.train.flows import draw_noise
 from jaxrl_llm.train.grading import check_finite, sample_rows, spread_rows
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 from jaxrl_llm.train.mesh import replicated
-from jaxrl_llm.train.metrics import rollout_metrics
+from jaxrl_llm.train.metrics import rollout_metrics, task_metrics
 from jaxrl_llm.train.run_data import teacher_room
 from jaxrl_llm.train.score_batch import Teacher
 from jaxrl_llm.train.state import TrainState
@@ -180,6 +180,7 @@ def collect_rollouts(
     if recipe.sampled_by == "policy":
         ages = number - np.asarray(collected.rollout.version)
     metrics = rollout_metrics(collected, collected.rollout, ages=ages)
+    metrics |= task_metrics(recipe, collected)
     if player is not None:
         metrics["calls"] = mean_calls(collected.scores, np.asarray(batch.where))
     return RolloutBatch(
@@ -264,7 +265,7 @@ def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch
 
 
 class _Baselines(NamedTuple):
-    """The greedy response, or episode, to each of P questions."""
+    """The greedy response, or episode, to each of P questions; none, and 0, beside texts."""
 
     rewards: np.ndarray
     failed: np.ndarray
@@ -281,16 +282,30 @@ def _baselines(
     number: int,
     subagent: SubagentPlayer | None,
 ) -> _Baselines:
-    """Samples and grades a greedy response, or episode, to each question."""
+    """Samples and grades a greedy response, or episode, to each question.
+
+    A text answers no question, so its group has none.
+    """
     config, tokenizer = experiment.config, experiment.tokenizer
     start = time.perf_counter()
     if config.environment is None:
-        tokens = [question.tokens for question in collected.questions]
+        groups = np.flatnonzero((collected.roles != TEXT).any(axis=-1))
+        rewards, failed = np.zeros(len(collected.questions)), np.zeros(len(collected.roles), bool)
+        if not groups.size:
+            return _Baselines(rewards, failed, 0, 0.0)
+        questions = [collected.questions[p] for p in groups]
+        tokens = [question.tokens for question in questions]
+        # As many for each device, the last ones once more.
+        apart, mesh = experiment.sampler_mesh, experiment.rollout_mesh
+        shards = batch_shards(mesh if apart is None else apart)
+        tokens += [tokens[-1]] * (-len(tokens) % shards)
         likely = processes.to_host(experiment.samplers.baseline(params, key, tokens))
-        check_finite("greedy baseline", likely.finish, collected.questions)
+        likely = jax.tree.map(lambda x: x[: groups.size], likely)
+        check_finite("greedy baseline", likely.finish, questions)
         seconds = time.perf_counter() - start
-        scores = experiment.grader(collected.questions, texts_of(likely, tokenizer.decode))
-        return _Baselines(scores.rewards, scores.failed, _num_sampled([likely]), seconds)
+        scores = experiment.grader(questions, texts_of(likely, tokenizer.decode))
+        rewards[groups], failed[groups] = scores.rewards, scores.failed
+        return _Baselines(rewards, failed, _num_sampled([likely]), seconds)
     groups = play_groups(
         experiment.samplers.engine,
         params,
@@ -362,10 +377,9 @@ def _with_fields(
     for each in sampled:
         seconds = {**collected.seconds, "sample": collected.seconds["sample"] + each.seconds}
         collected = collected._replace(tokens=collected.tokens + each.tokens, seconds=seconds)
-        failed = each.failed & (collected.roles != TEXT).any(axis=-1)  # texts have no baseline
-        if failed.any():  # such a group would train as if its baseline were 0
-            where = collected.where & ~failed[:, None]
-            failures = collected.failures + int(failed.sum())
+        if each.failed.any():  # such a group would train as if its baseline were 0
+            where = collected.where & ~each.failed[:, None]
+            failures = collected.failures + int(each.failed.sum())
             collected = collected._replace(where=where, failures=failures)
             batch = batch.replace(where=where)
     return collected, batch

@@ -13,7 +13,14 @@ from tiny_run import CONFIG, tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.data import Cursor, Prompt, PromptSet
 from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import OptimizerConfig, init_critic, init_state, make_step, train
+from jaxrl_llm.train import (
+    MeshConfig,
+    OptimizerConfig,
+    init_critic,
+    init_state,
+    make_step,
+    train,
+)
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
@@ -171,26 +178,73 @@ def test_texts_are_no_responses_of_unknown_policies(tmp_path):
     assert [row["completion"] == "ab" for row in made.rows] == [False] * 4
 
 
-class NoBaseline:
-    """Grades rollouts, but not the greedy response to the prompt beside the last text."""
+class Counted:
+    """A reward that differs with the completion, and remembers what it graded."""
+
+    def __init__(self):
+        self.calls = []
 
     def __call__(self, prompt, completion, metadata):
-        return CONFIG.reward(prompt, completion, metadata)
+        return sum(map(ord, completion)) % 7 + 1.0
 
     def score_batch(self, prompts, completions, metadata):
-        values = [self(*row) for row in zip(prompts, completions, metadata, strict=True)]
+        self.calls.append(list(prompts))
+        return [self(*row) for row in zip(prompts, completions, metadata, strict=True)]
+
+
+def beside_texts(share):
+    collector = jr.curation.plain_texts()
+    if share < 1:
+        collector = jr.curation.mixed((jr.curation.in_order(), 1 - share), (collector, share))
+    return jr.recipes.remax().replace(text_coef=1.0, collector=collector)
+
+
+@pytest.mark.parametrize(("share", "answered"), [(0.25, 3), (0.5, 2), (1.0, 0)])
+def test_texts_have_no_baseline(tmp_path, share, answered):
+    """None is sampled or graded, and those of the prompts are as without texts."""
+    reward = Counted()
+    made = texts_beside(tmp_path / "a", beside_texts(share), reward=reward)
+    texts = np.asarray(made.batch.extras["texts"])
+    baseline = np.asarray(made.batch.extras["greedy_rewards"])
+    assert texts.any(-1).tolist() == [p >= answered for p in range(4)]
+    graded = [prompt for call in reward.calls for prompt in call]
+    assert len(graded) == (2 + 1) * answered  # rollouts and a baseline each
+    plain = texts_beside(tmp_path / "b", jr.recipes.remax(), reward=Counted())
+    want = np.asarray(plain.batch.extras["greedy_rewards"])[:answered]
+    assert (want > 0).all()
+    np.testing.assert_array_equal(baseline, np.append(want, np.zeros(4 - answered)))
+    sampled = np.asarray(made.batch.mask)[:answered].sum()
+    assert sampled <= made.metrics["tokens_sampled"] <= sampled + 4 * answered
+    assert made.batch.where.all() and made.metrics["reward_failures"] == 0
+
+
+@pytest.mark.slow
+def test_baselines_beside_texts_are_spread_over_a_mesh(tmp_path):
+    """Three prompts on four devices."""
+    options = {"reward": Counted(), "mesh": MeshConfig(data=4, tensor=2)}
+    spread = texts_beside(tmp_path / "a", beside_texts(0.25), **options)
+    one = texts_beside(tmp_path / "b", beside_texts(0.25), reward=Counted())
+    names = ("tokens_sampled", "sampled_reward")
+    assert [spread.metrics[x] for x in names] == [one.metrics[x] for x in names]
+    baselines = (np.asarray(x.batch.extras["greedy_rewards"]) for x in (spread, one))
+    np.testing.assert_array_equal(*baselines)
+
+
+class NoBaseline(Counted):
+    """Fails on the greedy response to the last prompt that has one."""
+
+    def score_batch(self, prompts, completions, metadata):
+        values = super().score_batch(prompts, completions, metadata)
         if len(set(prompts)) == len(prompts):
             values[-1] = jr.rewards.FAILED
         return values
 
 
-def test_texts_need_no_baseline(tmp_path):
-    recipe = jr.recipes.remax()
-    collector = jr.curation.mixed((jr.curation.in_order(), 0.5), (jr.curation.plain_texts(), 0.5))
-    recipe = recipe.replace(text_coef=1.0, collector=collector)
+def test_a_baseline_that_fails_leaves_out_its_prompt_and_no_text(tmp_path):
     with pytest.warns(jr.rewards.VerifierWarning, match="failed on 1 of"):
-        made = texts_beside(tmp_path, recipe, reward=NoBaseline())
-    assert made.batch.where.all() and made.metrics["reward_failures"] == 0
+        made = texts_beside(tmp_path, beside_texts(0.5), reward=NoBaseline())
+    where = np.asarray(made.batch.where).all(-1)
+    assert where.tolist() == [True, False, True, True] and made.metrics["reward_failures"] == 1
 
 
 def test_a_batch_of_texts_alone_shows_nothing(tmp_path):
