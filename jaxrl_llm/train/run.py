@@ -11,12 +11,15 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.core.runtime import processes, watchdog
 from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
 from jaxrl_llm.core.secrets import find_secrets, remember
+from jaxrl_llm.curation import no_update
 from jaxrl_llm.data.chat import dated
 from jaxrl_llm.recipes import Batch
+from jaxrl_llm.recipes.wiring import UPDATE_SCALE
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
@@ -112,7 +115,7 @@ class Run:
             inspect=algorithm.inspect,
             history=folder.history(),
         )
-        self._zero_gradients = 0  # steps in a row
+        self._zero_gradients = self._all_withheld = 0  # steps in a row
         self._scored: tuple[Batch, dict[str, float]] | None = None
 
     @contextlib.contextmanager
@@ -177,6 +180,7 @@ class Run:
         if _idle(values):
             self._check_idle(step, rollouts)
         self._check_gradient(step, values)
+        self._check_withheld(step, values)
         reward = values.get("sampled_reward", values["reward"])
         self.checkpoints.set_score(step, {"reward": reward})  # other scores are of evaluations
         self.rollouts.publish(self.state)
@@ -327,6 +331,29 @@ class Run:
             f"The gradient of steps {step - 2} to {step} is exactly zero in every parameter, "
             "though rewards differ: nothing is learned. A model whose apply ignores delta, under "
             "LoRA, or a recipe that masks every token does this.",
+            stacklevel=3,
+        )
+
+    def _check_withheld(self, step: int, values: Mapping[str, float]) -> None:
+        """Warns once if a recipe's ``update_scale`` withholds all updates of three steps in a row.
+
+        Steps in which the critic trains alone do not count, nor a method that trains no weights.
+        """
+        recipe = self.experiment.recipe
+        scales = recipe.computed_from("batch", "update")
+        warmup = recipe.critic.warmup if recipe.critic is not None else 0
+        gates = UPDATE_SCALE in scales and scales[UPDATE_SCALE] is not no_update
+        if not gates or step <= warmup or not values.get("withheld") or values["updates"]:
+            self._all_withheld = 0
+            return
+        self._all_withheld += 1
+        if self._all_withheld != 3:
+            return
+        warnings.warn(
+            f"All updates of steps {step - 2} to {step} are withheld, since the update_scale of "
+            f"recipe {recipe.name!r}, {stable_repr(scales[UPDATE_SCALE])}, is 0: the policy does "
+            "not move. A bound below the divergence of a rounded sampler does this; see the metric "
+            "withheld.",
             stacklevel=3,
         )
 

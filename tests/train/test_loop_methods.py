@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import shutil
+import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -14,7 +16,7 @@ from tiny_run import prompts as tiny_prompts
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import PromptSet
-from jaxrl_llm.recipes import catalog
+from jaxrl_llm.recipes import Computed, catalog
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import (
     AsyncConfig,
@@ -321,14 +323,15 @@ def test_greedy_responses_are_graded_where_a_method_asks(tmp_path):
     assert any(gain) == (result.history[0]["grad_norm"] > 0)
 
 
+def turn_graded(prompt, completion, metadata):
+    value = low_bytes(prompt, completion, metadata)
+    return {"reward": value, "turn_rewards": [value]}
+
+
 @pytest.mark.slow
 def test_poad_leaves_out_updates_far_from_the_policy_that_sampled(tmp_path):
-    def reward(prompt, completion, metadata):
-        value = low_bytes(prompt, completion, metadata)
-        return {"reward": value, "turn_rewards": [value]}
-
     options = {"recipe": "poad", "critic": CRITIC, "steps": 2, "minibatches": 1, "epochs": 3}
-    options |= {"reward": reward}
+    options |= {"reward": turn_graded}
     fast = OptimizerConfig(learning_rate=0.1)
     rows = train(tiny_run(tmp_path, optimizer=fast, **options)).history
     assert len(rows) == 2
@@ -337,6 +340,67 @@ def test_poad_leaves_out_updates_far_from_the_policy_that_sampled(tmp_path):
         assert row["updates"] + row["withheld"] == row["critic_updates"] == 3
         assert (row["withheld"] > 0) == (row["approx_kl"] > 0.02)
     assert any(row["withheld"] for row in rows)
+
+
+def closed(advantages):
+    return jnp.float32(0.0)
+
+
+def only_first(logp, old_logp, mask):
+    """Lets the first update of a batch through."""
+    return jnp.float32(jnp.all(jnp.abs(logp - old_logp) < 1e-4))
+
+
+CLOSED = (Computed("update_scale", closed, "batch"),)
+WITHHELD = {
+    "a gate that never opens": (jr.recipes.dr_grpo(length=4).replace(computed=CLOSED), {}),
+    # The metrics of a step are of its two updates.
+    "two minibatches": (jr.recipes.dr_grpo(length=4).replace(computed=CLOSED, minibatches=2), {}),
+    "from the fourth step on": (
+        jr.recipes.ppo(critic_warmup=2).replace(computed=CLOSED, epochs=1),
+        {"critic": CRITIC},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHHELD)
+def test_a_run_whose_updates_are_all_withheld_says_so_once(tmp_path, name):
+    recipe, options = WITHHELD[name]
+    told = f"All updates of steps {3 if options else 1} to {5 if options else 3} are withheld"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = train(tiny_run(tmp_path, recipe=recipe, **options)).history
+    (said,) = [str(w.message) for w in caught if "withheld" in str(w.message)]
+    assert said.startswith(told) and f"of recipe {recipe.name!r}, closed, is 0" in said
+    assert all(row["updates"] == 0 for row in rows) and len(rows) == 6
+
+
+@pytest.mark.slow
+def test_a_bound_below_the_divergence_of_a_rounded_sampler_is_warned_of(tmp_path):
+    recipe = jr.recipes.poad(max_kl=1e-9)
+    sampling = SamplingConfig(group_size=2, max_new_tokens=4, quantization="int8")
+    options = {"reward": turn_graded, "critic": CRITIC, "minibatches": 2, "steps": 3}
+    with pytest.warns(UserWarning, match=r"'poad', kl_gate\(max_kl=1e-09\), is 0: the policy"):
+        train(tiny_run(tmp_path, recipe=recipe, sampling=sampling, **options))
+
+
+OPEN = {
+    "some updates": jr.recipes.dr_grpo(length=4).replace(
+        surrogate=jr.surrogates.ppo_clip,
+        computed=(Computed("update_scale", only_first, "update"),),
+        epochs=2,
+    ),
+    "a method that trains no weights": jr.recipes.dr_grpo(length=4).replace(
+        computed=(Computed("update_scale", jr.curation.no_update, "batch"),)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_updates_that_are_withheld_as_the_method_says_are_not_warned_of(tmp_path, name, recwarn):
+    rows = train(tiny_run(tmp_path, recipe=OPEN[name])).history
+    assert all(row["withheld"] == 1 for row in rows)
+    assert not [w for w in recwarn if "withheld" in str(w.message)]
 
 
 def test_a_judges_verdict_is_a_column_of_the_reward(tmp_path):
