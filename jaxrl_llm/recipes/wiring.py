@@ -112,7 +112,9 @@ class Computed(NamedTuple):
           ``"answer_texts"`` is for P pairs of texts, the text before a reference answer and the
           answer: the train step turns them into ``answer_logp``. A method ``check(metadata)`` of
           the function is called with that of every prompt before the run, and raises ValueError for
-          one that the function cannot read.
+          one that the function cannot read. With ``tasks``, names of tasks, and
+          ``task_of(metadata)``, the place of a prompt's task among them, the run has metrics of
+          each task, and requires a prompt of each.
         - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state; or
           a coefficient per token, ``[P, G, T]``.
         - ``"optimizer"``: a rule on the optimizer step of each single token, for the selection:
@@ -704,6 +706,12 @@ def _check_meaning(recipe) -> None:
     if recipe.head:
         _check_head(recipe)
     _check_models(recipe)
+    if recipe.critic is not None and recipe.critic.warmup and recipe.subagent is not None:
+        raise ValueError(
+            f"Recipe {recipe.name!r}: the critic trains alone in the first {recipe.critic.warmup} "
+            "steps, but a subagent trains in every step; leave out the critic's warmup or the "
+            "subagent."
+        )
     if recipe.critic is None:
         functions = [r.function for r in readers(recipe)[0]]
         if any("values" in accepted(f) for f in functions) and "values" not in recipe.inputs:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_llm import corrections, diagnostics, preferences
 from jaxrl_llm.core import Array, masking, traits_of
 from jaxrl_llm.curation import TEXT
+from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION
 from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes import Batch, Recipe
@@ -247,6 +248,37 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str,
     if EPISODES in scores.details:
         values |= episode_metrics(scores, where)
     return values | {"sampled_reward": collected.reward}
+
+
+def task_metrics(recipe, collected) -> dict[str, float]:
+    """Metrics of each task of a recipe, over the policy's rollouts that take part.
+
+    - ``task_reward/NAME``: mean reward; NaN if the batch has none of the task, as is the next one.
+    - ``task_satisfied/NAME``: share in which all judges agree, if the reward has this component.
+
+    Empty for a recipe without tasks; see :class:`~jaxrl_llm.recipes.Computed`, "responses".
+
+    Args:
+      recipe: The method.
+      collected: The rollouts of a batch and their scores.
+    """
+    values: dict[str, float] = {}
+    where, scores = collected.where, collected.scores
+    sampled = where & ~np.isin(collected.roles, (DEMONSTRATION, TEXT))
+    columns = {"reward": scores.rewards}
+    if "satisfied" in scores.reward_components:
+        columns["satisfied"] = scores.reward_components["satisfied"]
+    for function in recipe.computed_from("responses").values():
+        if not (tasks := getattr(function, "tasks", ())):
+            continue
+        places = np.array([function.task_of(x.prompt.metadata) for x in collected.questions])
+        for place, task in enumerate(tasks):
+            of_task = sampled & (places == place)[:, None]
+            for name, column in columns.items():
+                x = np.asarray(column).reshape(where.shape)[of_task]
+                x = x[~np.isnan(x)]
+                values[f"task_{name}/{task}"] = float(x.mean()) if x.size else float("nan")
+    return values
 
 
 def host_metrics(

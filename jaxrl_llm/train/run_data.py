@@ -144,6 +144,8 @@ def check_data(
     rows = [Question(prompt, []) for prompt in prompts]
     if not recipe.forward_only:
         check_fields(recipe, rows, environment=config.environment is not None)
+    if trains:
+        _check_tasks(recipe, prompts)
     compares = declares(recipe.collector, "offline")
     sizes = config.prompts_per_step, config.sampling.group_size
     for part, groups, group_size in parts_with_sizes(recipe.collector, *sizes):
@@ -156,13 +158,26 @@ def check_data(
             with _named(recipe):
                 part.check_data(DataRows(rows))
         if trains and hasattr(part, "check_sizes"):
-            part.check_sizes(DataRows(rows), group_size=group_size, num_groups=groups)
+            with _named(recipe):
+                part.check_sizes(DataRows(rows), group_size=group_size, num_groups=groups)
         if compares and getattr(part, "offline", False) and hasattr(part, "check_rows"):
             others = [Question(prompt, []) for prompt in held_out]
             with _named(recipe):
                 part.check_rows(DataRows(others))
             if recipe.head == "step":  # whose evaluation reads the labels
                 check_fields(recipe, others)
+
+
+def _check_tasks(recipe: Any, prompts: Sequence[Prompt]) -> None:
+    """Raises ValueError if no prompt is of a task of the recipe, which would never train."""
+    for function in recipe.computed_from("responses").values():
+        tasks = getattr(function, "tasks", ())
+        there = {function.task_of(prompt.metadata) for prompt in prompts} if tasks else set()
+        if absent := [task for place, task in enumerate(tasks) if place not in there]:
+            raise ValueError(
+                f"data: recipe {recipe.name!r} has the task {absent[0]!r}, but no prompt to train "
+                "on is of it; leave the task out, or add prompts."
+            )
 
 
 @contextlib.contextmanager

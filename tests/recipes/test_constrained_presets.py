@@ -13,7 +13,8 @@ from jaxrl_llm.core import traits_of
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.recipes import Batch, CgpoTask, cgpo
 from jaxrl_llm.testing import assert_recipe_ok, loop_checks
-from jaxrl_llm.train import train
+from jaxrl_llm.train import EvaluationConfig, train
+from jaxrl_llm.train.run_data import check_data
 
 G, T = 4, 5
 OPTIMIZERS = ("crpg", "codpo", "crraft")
@@ -325,7 +326,8 @@ def test_tasks_with_answers_train_the_policys_pairs():
     imitated = jnp.zeros((6, G), bool).at[:, 3].set(True)
     batch = batch.with_extras({"imitated": imitated})
     recipe = mixture(answers="demonstration")
-    assert recipe.collector == jr.curation.demonstrations(column="demonstration")
+    collector = jr.curation.demonstrations(column="demonstration", least_sampled=2)
+    assert recipe.collector == collector
     ready = recipe.prepare(batch, recipe.init())[0]
     assert not ready.mask[jnp.array([0, 1, 3, 4]), 3].any()  # the tasks of CRPG and CODPO
     sampled = batch.replace(where=batch.where & ~imitated)
@@ -437,6 +439,66 @@ def test_a_prompt_of_another_task_ends_before_the_run(config, tmp_path):
     with pytest.raises(ValueError, match="cgpo: prompt 'q00' has no 'domain' in its row"):
         train(dataclasses.replace(elsewhere, data=config.data))
     assert not graded
+
+
+def test_a_task_without_a_prompt_ends_before_the_run(config, tmp_path):
+    two = dataclasses.replace(
+        config.data, prompts=lambda: prompts(lambda n: ("math", "chat")[n % 2])
+    )
+    run = dataclasses.replace(config, recipe=RUNS["tasks"], run_dir=str(tmp_path), data=two)
+    with pytest.raises(ValueError, match="'cgpo' has the task 'code', but no prompt to") as error:
+        train(dataclasses.replace(run, reward=never))
+    assert "\n" not in str(error.value)
+    check_data(run, RUNS["tasks"], two.prompts(), trains=False)  # a policy can be evaluated on them
+
+
+def never(prompt, completion, metadata):
+    raise AssertionError("graded")
+
+
+def test_pairs_beside_an_answer_take_three_of_a_group(config, tmp_path):
+    sampling = dataclasses.replace(config.sampling, group_size=2)
+    run = dataclasses.replace(
+        config, run_dir=str(tmp_path), sampling=sampling, reward=never, steps=1
+    )
+    told = (
+        "recipe 'cgpo': .* 1 of the data and at least 2 of the policy, so group_size must be at "
+        "least 3; got 2"
+    )
+    with pytest.raises(ValueError, match=told) as error:
+        train(dataclasses.replace(run, recipe=RUNS["tasks with answers"]))
+    assert "\n" not in str(error.value)
+    # A loss of single rollouts needs no other, and without answers both are the policy's.
+    one = {"math": THREE["math"], "chat": CgpoTask(), "code": THREE["code"]}
+    for recipe in (cgpo(tasks=one, answers="demonstration"), RUNS["tasks"]):
+        check_data(run, recipe, prompts())
+    three = dataclasses.replace(run, sampling=dataclasses.replace(sampling, group_size=3))
+    check_data(three, RUNS["tasks with answers"], prompts())
+
+
+def test_each_task_has_metrics_of_its_rollouts(config, tmp_path):
+    """Of those that the policy sampled: the last of each group is an answer of the data."""
+    seen = []
+
+    def noted(prompt, completion, metadata):
+        graded = judged(prompt, completion, metadata)
+        seen.append((metadata["task"], completion, graded, metadata["demonstration"]))
+        return graded
+
+    off = EvaluationConfig(enabled=False)  # so that all that is graded is in the batch
+    run = dataclasses.replace(config, reward=noted, steps=1, evaluation=off)
+    run = dataclasses.replace(run, recipe=RUNS["tasks with answers"], run_dir=str(tmp_path / "a"))
+    (row,) = train(run).history
+    for task in THREE:
+        own = [x for name, text, x, answer in seen if name == task and text != answer]
+        for name in ("reward", "satisfied"):
+            want = np.mean([x[name] for x in own]) if own else None  # as a file has what is NaN
+            found = row[f"task_{name}/{task}"]
+            assert found == want if want is None else found == pytest.approx(want, rel=1e-5)
+    assert len({name for name, *_ in seen}) > 1 and len(seen) == 4 * 6
+    run = dataclasses.replace(run, recipe=RUNS["codpo"], run_dir=str(tmp_path / "b"))
+    (row,) = train(run).history
+    assert not [name for name in row if name.startswith("task_")]
 
 
 @pytest.mark.parametrize(

@@ -845,6 +845,13 @@ def test_what_scales_the_update_is_a_scalar():
             prepare(recipe, make_batch())
 
 
+def test_a_subagent_does_not_train_beside_a_critic_that_trains_alone():
+    subagent, waiting = jr.recipes.m_grpo().subagent, jr.recipes.ppo(critic_warmup=2)
+    with pytest.raises(ValueError, match="'ppo': the critic trains alone in the first 2 steps"):
+        waiting.replace(subagent=subagent)
+    jr.recipes.ppo().replace(subagent=subagent)
+
+
 def test_a_distance_from_the_old_policy_takes_several_updates_of_all_turns():
     """With one, and in turns that are scored one by one, the two policies are always equal."""
     recipe = plain(computed=(of("update_scale", distance, "update"),))

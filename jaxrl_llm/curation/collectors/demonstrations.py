@@ -50,6 +50,7 @@ class _Demonstrations(HintedPolicy):
     when: str = "always"
     probe: str | None = None
     reward: float | None = None
+    least_sampled: int = 1
     max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     name = "demonstrations"
@@ -80,6 +81,17 @@ class _Demonstrations(HintedPolicy):
                 f"{self!r}: count must be below the group's size {group_size}; got {self.count}."
             )
         return group_size - self.count
+
+    def check_sizes(self, data: Sequence[Mapping[str, Any]], *, group_size: int, num_groups: int):
+        """Raises ValueError unless a group has room for those of the data and of the policy."""
+        del data, num_groups
+        if self.when == "failed" or group_size - self.count >= self.least_sampled:
+            return
+        raise ValueError(
+            f"{self!r}: a group holds {self.count} of the data and at least {self.least_sampled} "
+            f"of the policy, so group_size must be at least {self.count + self.least_sampled}; "
+            f"got {group_size}."
+        )
 
     def width(self, group_size: int) -> int:
         if self.when == "always":
@@ -145,6 +157,7 @@ def demonstrations(
     reward: float | None = None,
     threshold: float = 0.0,
     metric: str | None = None,
+    least_sampled: int = 1,
     source: Collector | None = None,
 ) -> Collector:
     """Adds responses of the data to each group, or to those in which no rollout is right.
@@ -169,6 +182,8 @@ def demonstrations(
         None for the reward of the run.
       threshold: Largest reward of a failure; only with ``when="failed"``.
       metric: Name of the reward component that is compared with it.
+      least_sampled: The fewest rollouts of the policy in a group, such as 2 for a recipe that
+        compares these with each other; only with ``when="always"``.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 
     Returns:
@@ -188,8 +203,10 @@ def demonstrations(
       rollouts fail.
     """
     name = "demonstrations"
-    checks.check_count(name, count=count)
+    checks.check_count(name, count=count, least_sampled=least_sampled)
     checks.check_option(name, "when", when, ("always", "failed"))
+    if when == "failed" and least_sampled != 1:
+        checks.check_no_effect(name, "with when='failed'", least_sampled=least_sampled)
     if when == "always":
         checks.check_no_effect(
             name, "with when='always'", threshold=threshold or None, metric=metric, probe=probe
@@ -200,6 +217,7 @@ def demonstrations(
         when=when,
         probe=probe,
         reward=reward,
+        least_sampled=int(least_sampled),
         threshold=threshold,
         metric=metric,
     )

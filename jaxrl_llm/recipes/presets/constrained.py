@@ -101,7 +101,8 @@ def cgpo(
 
     With ``tasks`` the prompts of a batch belong to several tasks, each with an optimizer, a budget
     and a mean of its own. The reward reads the task in ``metadata``, so each task has judges, and a
-    reward model, of its own.
+    reward model, of its own. Metrics: ``task_reward/NAME`` and ``task_satisfied/NAME``. A task that
+    no prompt has is refused.
 
     Args:
       optimizer, budget, beta, likelihood: See :class:`CgpoTask`, for a run with one task.
@@ -219,6 +220,10 @@ def _several_tasks(tasks: Mapping[str, CgpoTask], answers: str | None, column: s
     parts = [_one_task(task, answers) for task in tasks.values()]
     scales = tuple(task.weight for task in tasks.values())
     curations = tuple(function for part in parts for function in functions_of(part.curation))
+    pairs = any(part.group_relative for part in parts)
+    collector = parts[0].collector
+    if answers is not None and pairs:  # which are of two rollouts beside the answer
+        collector = curation.demonstrations(column=answers, least_sampled=2)
     return from_base(
         name="cgpo",
         advantage=stateless(ByTask(tuple(pipe(*functions_of(x.advantage)) for x in parts))),
@@ -226,9 +231,9 @@ def _several_tasks(tasks: Mapping[str, CgpoTask], answers: str | None, column: s
         weights=ByTask(tuple(part.weights for part in parts), scales),
         curation=stateless(ByTask(curations)) if curations else None,
         selection=ByTask(tuple(part.selection or every_token for part in parts)),
-        collector=parts[0].collector,
+        collector=collector,
         computed=(Computed("task_ids", TaskIds(column, tuple(tasks)), "responses"),),
-        group_relative=any(part.group_relative for part in parts),
+        group_relative=pairs,
         paper="arXiv:2409.20370",
     )
 
@@ -308,25 +313,25 @@ class TaskIds:
     """The place of each prompt's task among the tasks, read from a column of the data."""
 
     column: str
-    names: tuple[str, ...]
+    tasks: tuple[str, ...]
 
     def __call__(self, texts: Sequence, *, metadata: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """int32 ``[P]``, for ``Computed("task_ids", ..., "responses")``."""
         del texts
-        return np.array([self.of(row) for row in metadata], np.int32)
+        return np.array([self.task_of(row) for row in metadata], np.int32)
 
-    def of(self, row: Mapping[str, Any]) -> int:
+    def task_of(self, row: Mapping[str, Any]) -> int:
         """The place of the task of a prompt; ValueError if it is none of the recipe's."""
         task = read_column("cgpo", row, self.column)
-        if task not in self.names:
-            known = ", ".join(map(repr, self.names))
+        if task not in self.tasks:
+            known = ", ".join(map(repr, self.tasks))
             raise ValueError(
                 f"cgpo: prompt {prompt_name(row)} has the task {task!r} in column "
                 f"{self.column!r}; the recipe has the tasks {known}."
             )
-        return self.names.index(task)
+        return self.tasks.index(task)
 
-    check = of  # before the run
+    check = task_of  # before the run
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

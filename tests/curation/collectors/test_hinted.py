@@ -913,6 +913,11 @@ def test_a_data_set_without_a_trace_is_refused():
         (lambda: curation.inpainted(0.5, jr.diffusion.igpo_replace), "hold must be a function"),
         (lambda: curation.examples_in_prompt(count=0), "count must be an integer above 0"),
         (lambda: curation.demonstrations(probe="answer"), "probe='answer' has no effect"),
+        (lambda: curation.demonstrations(least_sampled=0), "least_sampled must be"),
+        (
+            lambda: curation.demonstrations(when="failed", least_sampled=2),
+            "least_sampled=2 has no effect with when='failed'",
+        ),
         (lambda: curation.hint_levels(TIERS, low=0.5), "low must not be above high"),
         (lambda: curation.mixed(), "at least one part"),
         (lambda: curation.mixed(curation.in_order()), "a collector and its share"),
@@ -935,6 +940,17 @@ def test_options_out_of_range_are_refused(make, message):
 def test_a_source_that_names_no_prompts_is_refused(collector):
     with pytest.raises(ValueError, match="must name its prompts, as in_epochs does"):
         play(collector)
+
+
+def test_groups_without_room_for_rollouts_of_the_policy_are_refused():
+    pairs = curation.demonstrations(count=2, least_sampled=2)
+    pairs.check_sizes([], group_size=4, num_groups=1)
+    told = "2 of the data and at least 2 of the policy, so group_size must be at least 4; got 3"
+    with pytest.raises(ValueError, match=told):
+        pairs.check_sizes([], group_size=3, num_groups=1)
+    curation.demonstrations(when="failed").check_sizes([], group_size=1, num_groups=1)
+    plain = curation.hinted(curation.examples_in_prompt(count=1))
+    plain.check_sizes([], group_size=1, num_groups=1)
 
 
 def test_groups_without_room_are_refused():

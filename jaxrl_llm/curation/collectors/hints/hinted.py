@@ -10,9 +10,9 @@ and the rollouts of its row. A policy is a value with
 
 and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``mixes_texts``,
 ``fixes_tokens``, ``brings_responses``, ``lacks_components`` and ``grades_apart``; with
-``width(group_size)`` if its rows may be larger than G, and ``first_help``, the index of the first
-batch with help, if that is not 0. The policies of the field are in
-:mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages: functions
+``width(group_size)`` if its rows may be larger than G, ``check_sizes`` of a collector, and
+``first_help``, the index of the first batch with help, if that is not 0. The policies of the field
+are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages: functions
 ``row -> (message, ...)`` from the weakest help to the strongest.
 """
 
@@ -147,6 +147,12 @@ class _Hinted:
         """Raises ValueError if a row has not what the policy reads."""
         for row in data:
             self.policy.check(row)
+
+    def check_sizes(self, data: Sequence[Mapping[str, Any]], *, group_size: int, num_groups: int):
+        """Raises ValueError if the policy needs another number of rollouts."""
+        check = getattr(self.policy, "check_sizes", None)
+        if check is not None:
+            check(data, group_size=group_size, num_groups=num_groups)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
         first = self.policy.first(group_size)
