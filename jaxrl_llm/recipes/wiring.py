@@ -293,12 +293,13 @@ def required_fields(recipe) -> RequiredFields:
 
 def policy_controllers(recipe) -> frozenset[str]:
     """The names of the controllers that read what the policy says of a batch, or its update."""
+    of_policy = _OF_POLICY | recipe.computed_from("old_policy").keys()
     return frozenset(
         entry.name
         for entry in recipe.computed
         if entry.source == "controller"
         for reader in transform_readers(_label(entry), entry.function)
-        if _OF_POLICY & {parameter.name for parameter in unfilled(reader)}
+        if of_policy & {parameter.name for parameter in unfilled(reader)}
     )
 
 

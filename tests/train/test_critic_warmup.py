@@ -183,6 +183,31 @@ def test_what_follows_the_policy_waits_for_it():
     assert float(state.algo_state.controllers["kl_coef"]) != 0.5
 
 
+def test_a_controller_of_a_statistic_of_the_policy_follows_it():
+    def least(logits, targets):
+        return jnp.min(logits, axis=-1)
+
+    def update(rewards, state, *, least):
+        return jnp.float32(1.0), state + 1
+
+    def plain(rewards, state):
+        return jnp.float32(1.0), state + 1
+
+    kl = jr.regularizers.kl_to_reference
+    controllers = [jr.Transform(lambda: jnp.float32(0.0), each) for each in (update, plain)]
+    recipe = jr.recipes.ppo(critic_warmup=1).replace(
+        computed=(
+            Computed("least", least, "old_policy"),
+            *(Computed(n, x, "controller") for n, x in zip("ab", controllers, strict=True)),
+        ),
+        regularizers=tuple(jr.given(kl, coef=name) for name in "ab"),
+    )
+    assert recipe.policy_controllers == {"a"}
+    seen = stepped(recipe, first_state(recipe), 2)
+    counts = [state.algo_state.controllers for state, _ in seen]
+    assert [(float(x["a"]), float(x["b"])) for x in counts] == [(0, 1), (1, 2)]
+
+
 def warmed(warmup=2, **slots):
     return jr.recipes.ppo_max(critic_warmup=warmup).replace(**slots)
 
