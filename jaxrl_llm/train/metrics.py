@@ -265,19 +265,21 @@ def task_metrics(recipe, collected) -> dict[str, float]:
     values: dict[str, float] = {}
     where, scores = collected.where, collected.scores
     sampled = where & ~np.isin(collected.roles, (DEMONSTRATION, TEXT))
-    columns = {"reward": scores.rewards}
-    if "satisfied" in scores.reward_components:
-        columns["satisfied"] = scores.reward_components["satisfied"]
+    satisfied = scores.reward_components.get("satisfied")
+
+    def mean(column: np.ndarray, groups: np.ndarray) -> float:
+        x = np.asarray(column).reshape(where.shape)[sampled & groups[:, None]]
+        x = x[~np.isnan(x)]
+        return float(x.mean()) if x.size else float("nan")
+
     for function in recipe.computed_from("responses").values():
         if not (tasks := getattr(function, "tasks", ())):
             continue
         places = np.array([function.task_of(x.prompt.metadata) for x in collected.questions])
         for place, task in enumerate(tasks):
-            of_task = sampled & (places == place)[:, None]
-            for name, column in columns.items():
-                x = np.asarray(column).reshape(where.shape)[of_task]
-                x = x[~np.isnan(x)]
-                values[f"task_{name}/{task}"] = float(x.mean()) if x.size else float("nan")
+            values[f"task_reward/{task}"] = mean(scores.rewards, places == place)
+            if satisfied is not None:
+                values[f"task_satisfied/{task}"] = mean(satisfied, places == place)
     return values
 
 
