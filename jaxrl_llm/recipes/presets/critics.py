@@ -1,5 +1,8 @@
 """Methods with a critic, and controllers of the KL penalty. One response per prompt is enough.
 
+The critic of a run starts from the policy's first weights, with a new head, also where a paper
+starts it from a reward model; see ``train.init_critic`` for a loop with another one.
+
 Shared options:
 
     value_eps: Largest change of a value in one step before clipping.
