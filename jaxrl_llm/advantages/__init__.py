@@ -66,6 +66,7 @@ spo_tree                     the same for the tokens of responses that fork; whi
 portool                      the outcome, and turns that fork among their siblings
 polychromic                  sets of rollouts, by their reward and diversity
 oprl, two_level              the outcome, and turns by an implicit process reward
+prime                        ... and tokens
 m_grpo, of_calls             calls of all rollouts of a query as one group
 shared_prefix_advantages     then: the mean of the responses that share a token
 hint_consistency, ...        then: hint tokens by the policy's certainty; hint_preservation
@@ -145,7 +146,7 @@ from jaxrl_llm.advantages.hinted import (
     hint_consistency,
     hint_preservation,
 )
-from jaxrl_llm.advantages.implicit import implicit_turn_rewards, oprl, two_level
+from jaxrl_llm.advantages.implicit import implicit_turn_rewards, oprl, prime, two_level
 from jaxrl_llm.advantages.modulators import (
     SampledEntropy,
     ace,
@@ -372,6 +373,7 @@ __all__ = [
     "portool",
     "positive_part",
     "prefix_weighted",
+    "prime",
     "prompt_stats_init",
     "prompt_stats_update",
     "rank_baseline_init",

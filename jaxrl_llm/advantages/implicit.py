@@ -1,4 +1,4 @@
-"""Turn rewards from an implicit process reward model, and advantages from them.
+"""Rewards of turns and tokens from an implicit process reward model, and advantages from them.
 
 - ``turn_where``: bool ``[..., G, K]``, True for turns that happened; None for all.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. Rollouts and turns
@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group
+from jaxrl_llm.advantages.returns import reward_to_go
 from jaxrl_llm.advantages.turns import check_turns
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, stats, traits
 
 
 def implicit_turn_rewards(
@@ -180,3 +181,73 @@ def oprl(
         alpha=alpha,
         base=base,
     )
+
+
+@traits(token_values=True, reward_range=(0.0, 1.0))
+def prime(
+    rewards: Array,
+    *,
+    prm_logp: Array,
+    ref_logp: Array,
+    mask: Array,
+    where: Array | None = None,
+    beta: float = 0.05,
+    alpha: float = 1.0,
+    normalize: bool = True,
+) -> Array:
+    """The outcome plus the process rewards of the tokens to come, both against the group.
+
+        q[i, t] = beta (prm_logp - ref_logp), 0 at the last token
+        c = 1 / max over i, t of the batch of |sum over s >= t of q[i, s]|;  1 without normalize
+        p[i, t] = c (n q[i, t] - sum over j of mean_t q[j, t]) / (n - 1)     n rollouts in the group
+        A[i, t] = rloo(r)_i + alpha sum over s >= t of p[i, s]
+
+    The last token has the outcome in place of a process reward. Follow it with :func:`whiten`.
+    Without process rewards, as before the model has learned, it is :func:`rloo`. The gradient is
+    stopped. With ``normalize`` it must see the global batch.
+
+    Args:
+      rewards: ``[..., G]``, floating point, outcomes from 0 to 1.
+      prm_logp: ``[..., G, T]``, floating point, log-probabilities (nats) under the reward model.
+      ref_logp: ``[..., G, T]``, under its reference: a frozen model, or the policy that sampled.
+      mask: bool ``[..., G, T]``, True for sampled tokens.
+      where: See the module.
+      beta: Above 0.
+      alpha: Weight of the process rewards, not negative.
+      normalize: Whether the largest return of process rewards in the batch has magnitude 1.
+
+    Returns:
+      ``[..., G, T]``; 0 in a group with one rollout.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> prm, ref = jnp.array([[-1.0, -1.0], [-2.0, -1.0]]), jnp.full((2, 2), -1.0)
+      >>> jr.advantages.prime(
+      ...     jnp.array([1.0, 0.0]), prm_logp=prm, ref_logp=ref, mask=jnp.ones((2, 2), bool),
+      ...     beta=0.5, normalize=False).tolist()
+      [[1.5, 1.25], [-1.5, -0.75]]
+
+    References:
+      Cui et al., PRIME (arXiv:2502.01456), as the authors' recipe for verl computes it: beta 0.05
+      and equal weights. There the baseline of a token is scaled as here, with the rollout's own
+      mean in the sum; in the paper it is the mean of ``mean_t q`` over the other rollouts.
+    """
+    function = "prime"
+    stats.check_group(function, rewards, where)
+    masking.check_tokens(function, mask, prm_logp=prm_logp, ref_logp=ref_logp)
+    checks.check_shape(function, "rewards", rewards, jnp.shape(mask)[:-1])
+    checks.check_positive(function, finite=True, beta=beta)
+    checks.check_non_negative(function, finite=True, alpha=alpha)
+    taken = mask if where is None else mask & where[..., None]
+    ratio = jax.lax.stop_gradient(masking.safe_log_ratio(prm_logp, ref_logp, taken))
+    q = jnp.where(masking.last_token(taken), 0.0, beta * ratio)
+    if normalize:
+        q /= jnp.max(jnp.abs(reward_to_go(q, taken))) + 1e-6
+    n = stats.group_count(rewards, where)
+    means = masking.masked_mean(q, taken, axis=-1)
+    p = n[..., None] * q - masking.masked_sum(means, where, axis=-1, keepdims=True)[..., None]
+    p /= jnp.maximum(n - 1, 1)[..., None]
+    returns = reward_to_go(masking.zero_masked(p, taken & (n > 1)[..., None]), taken)
+    outcomes = group.rloo(rewards, where=where)[..., None]
+    return masking.zero_masked(outcomes + alpha * returns, taken)

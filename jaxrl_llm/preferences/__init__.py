@@ -26,6 +26,7 @@ paired_rewards         as a surrogate of a head's values: pairs; listed_rewards,
 paired                 as a surrogate: the best rollouts of each group, and the worst
 listed, single         as a surrogate: the list of each group; each response; played
 trajectory_dpo         all pairs of a group at once, for a process reward model; count_pairs
+outcome_cross_entropy  outcomes one by one, for a process reward model
 running_center         the mean implicit reward of all pairs so far; running_reward of responses
 =====================  =============================================================================
 
@@ -53,6 +54,7 @@ from jaxrl_llm.preferences.groups import (
     RunningCenter,
     count_pairs,
     listed,
+    outcome_cross_entropy,
     paired,
     played,
     running_center,
@@ -145,6 +147,7 @@ __all__ = [
     "nash_md",
     "nca_pair",
     "orpo",
+    "outcome_cross_entropy",
     "p3o",
     "pair_hinge",
     "pair_logistic",

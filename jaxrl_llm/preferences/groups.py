@@ -521,6 +521,67 @@ def trajectory_dpo(
     return masking.masked_sum(losses, ordered) / jnp.maximum(pairs, 1)
 
 
+def outcome_cross_entropy(
+    logp: Array,
+    old_logp: Array,
+    mask: Array,
+    rewards: Array,
+    *,
+    ref_logp: Array | None = None,
+    where: Array | None = None,
+    beta: float = 0.05,
+    rollouts: Array | None = None,
+) -> Array:
+    """The cross entropy of outcomes, the loss of an implicit process reward model.
+
+        q_i = sum over tokens of (logp - ref_logp)
+        loss = mean over rollouts of -(r_i log sigmoid(beta q_i) + (1 - r_i) log sigmoid(-beta q_i))
+
+    The gradient stops at the reference.
+
+    Args:
+      logp: ``[..., G, T]``, floating point, log-probabilities (nats) of the model being trained.
+      old_logp: ``[..., G, T]``, under the policy that sampled.
+      mask: bool ``[..., G, T]``, True for sampled tokens.
+      rewards: ``[..., G]``, floating point, outcomes from 0 to 1.
+      ref_logp: ``[..., G, T]``, under a reference in place of the policy; None for ``old_logp``.
+      where: bool ``[..., G]``, True for rollouts that take part; None for all.
+      beta: Above 0.
+      rollouts: ``[]``, how many rollouts the mean is over, of a larger batch of which these groups
+        are a part; None counts those of these groups. One without a token does not count.
+
+    Returns:
+      ``[]`` float32; 0 without a rollout.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old, mask = jnp.full((1, 2), -1.0), jnp.ones((1, 2), bool)
+      >>> rewards, loss = jnp.array([1.0]), jr.preferences.outcome_cross_entropy
+      >>> [round(float(loss(old + x, old, mask, rewards, beta=1.0)), 3) for x in (0, 1)]
+      [0.693, 0.127]
+
+    References:
+      Cui et al., PRIME (arXiv:2502.01456); beta is that of the authors' recipe for verl.
+    """
+    function = "outcome_cross_entropy"
+    masking.check_tokens(function, mask, logp=logp, old_logp=old_logp, ref_logp=ref_logp)
+    checks.check_float(function, rewards=rewards)
+    checks.check_bool(function, where=where)
+    checks.check_shape(function, "rewards", rewards, jnp.shape(logp)[:-1])
+    checks.check_same_shape(function, rewards=rewards, where=where)
+    checks.check_positive(function, finite=True, beta=beta)
+    valid = jnp.any(mask, axis=-1)
+    valid = valid if where is None else valid & where
+    taken = mask & valid[..., None]
+    reference = jax.lax.stop_gradient(old_logp if ref_logp is None else ref_logp)
+    q = beta * jnp.sum(masking.safe_log_ratio(logp, reference, taken), axis=-1)
+    losses = jax.nn.softplus(q) - masking.zero_masked(rewards, valid) * q
+    if rollouts is None:
+        return masking.masked_mean(losses, valid)
+    return masking.masked_sum(losses, valid) / jnp.maximum(rollouts, 1)
+
+
 def count_pairs(rewards: Array, mask: Array, *, where: Array | None = None) -> Array:
     """How many pairs of rollouts of one prompt differ in their rewards.
 

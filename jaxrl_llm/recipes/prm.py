@@ -23,7 +23,9 @@ class ProcessRewardModel:
       loss: ``(logp, old_logp, mask, rewards, *, pairs, **context) -> []``, such as
         ``preferences.trajectory_dpo``, of some groups of the batch; ``pairs`` is the number of
         pairs in the batch, so that the losses of microbatches add up. A loss that names ``pairs``
-        makes no step on a batch without any.
+        makes no step on a batch without any. A loss that compares no pairs, such as
+        ``preferences.outcome_cross_entropy``, names ``rollouts``, the number of rollouts with
+        tokens in the batch. ``ref_logp`` is that of the recipe's frozen reference.
 
     Raises:
       TypeError: If the loss is not a function.
@@ -42,9 +44,10 @@ class ProcessRewardModel:
         """The function by its name."""
         return f"ProcessRewardModel({format_fields(self)})"
 
-    def total_loss(self, logp: Array, batch, pairs: Array) -> Array:
+    def total_loss(self, logp: Array, batch, *, pairs: Array, rollouts: Array) -> Array:
         """The loss of some groups of a batch with ``old_logp``."""
-        context = {**batch.extras, "where": batch.where, "pairs": pairs}
+        context = {"ref_logp": batch.ref_logp, **batch.extras, "where": batch.where}
+        context |= {"pairs": pairs, "rollouts": rollouts}
         return call_with(
             self.loss, logp, batch.old_logp, batch.mask, batch.rewards, context=context
         )

@@ -241,6 +241,11 @@ def unfilled(reader: Reader) -> list[inspect.Parameter]:
     return [p for p in parameters if p not in filled and p.kind not in variable]
 
 
+def _loss_of_prm(recipe) -> Reader:
+    """The loss of a recipe's process reward model."""
+    return Reader("loss of the prm", recipe.prm.loss, ("logp", "old_logp", "mask", "rewards"))
+
+
 # What a recipe requires
 
 
@@ -276,6 +281,7 @@ def required_fields(recipe) -> RequiredFields:
         first |= {"values", "old_values"}
     if recipe.prm is not None:
         first |= {"prm_logp", "old_logp"}
+        first |= {"ref_logp"} & {p.name for p in unfilled(_loss_of_prm(recipe))}
     if recipe.turn_updates is not None:
         first |= {"turn_ids", "turn_where"}
     if recipe.text_coef:
@@ -633,9 +639,15 @@ def _check_functions(recipe) -> None:
         ):
             _check_arguments(recipe.name, Reader(f"critic's {slot}", function, arguments), set())
     if recipe.prm is not None:
-        arrays = ("logp", "old_logp", "mask", "rewards")
-        loss = Reader("loss of the prm", recipe.prm.loss, arrays)
-        _check_arguments(recipe.name, loss, {*EXTRAS, *recipe.inputs, "where", "pairs"})
+        loss = _loss_of_prm(recipe)
+        numbers = {"where", "pairs", "rollouts", "ref_logp"}
+        _check_arguments(recipe.name, loss, {*EXTRAS, *recipe.inputs, *numbers})
+        named = {p.name for p in unfilled(loss)}
+        if recipe.reference is not None and "ref_logp" in named:
+            raise ValueError(
+                f"Recipe {recipe.name!r}: the loss of the prm reads ref_logp, which a moving "
+                "reference scores only after the prm's step; leave one of them out."
+            )
     controllers = {_label(entry) for entry in recipe.computed if entry.source == "controller"}
     others = [accepted(r.function).values() for r in called if r.slot not in controllers]
     if any(p.kind is p.VAR_KEYWORD for parameters in others for p in parameters):

@@ -154,15 +154,17 @@ def update_prm(
 ) -> tuple[CriticState, dict[str, Array]]:
     """The process reward model after an optimizer step on a batch with ``old_logp``."""
     pairs = count_pairs(batch.rewards, batch.mask, where=batch.where)
+    rollouts = jnp.sum(batch.where & jnp.any(batch.mask, axis=-1))
     batch = batch.replace(experts=None)  # which are those of the policy
 
     def loss(params: ArrayTree, part: Batch):
-        return rule.total_loss(scorer(params["model"], part).logp, part, pairs), ()
+        logp = scorer(params["model"], part).logp
+        return rule.total_loss(logp, part, pairs=pairs, rollouts=rollouts), ()
 
     value, _, grads = accumulate_gradients(loss, state.params, batch, microbatches)
     carry = (state.params, state.opt_state)
     # Without anything to learn from, the momentum alone would move it.
-    there = jnp.any(batch.mask & batch.where[..., None])
+    there = rollouts > 0
     if "pairs" in accepted(rule.loss):
         there &= pairs > 0
     (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads, there=there)

@@ -23,6 +23,7 @@ FORKS = {"node_ids": MASK.astype(int), "mask": MASK, "turn_ids": MASK.astype(int
 FORKS |= {"turn_where": MASK}
 PRM = {"prm_logp": TOKENS, "old_logp": TOKENS, "mask": MASK, "turn_ids": MASK.astype(int)}
 PRM |= {"turn_where": MASK}
+TOKEN_PRM = {"prm_logp": TOKENS, "ref_logp": TOKENS, "mask": MASK}
 PENALTY = {"old_logp": TOKENS, "ref_logp": TOKENS, "kl_coef": 0.1}
 OTB = {"old_logp": TOKENS, "sum_pi_sq": TOKENS}
 VCPO = {"old_logp": TOKENS, "behavior_logp": TOKENS, "mask": MASK, "grad_sq_norms": REWARDS}
@@ -439,6 +440,9 @@ BAD_VALUES = {
         REWARDS, turn_rewards=THREE
     ),
     "oprl: beta must be above 0": lambda: adv.oprl(REWARDS, **PRM, beta=0.0),
+    "prime: beta must be above 0": lambda: adv.prime(REWARDS, **TOKEN_PRM, beta=0.0),
+    "prime: alpha must not be negative": lambda: adv.prime(REWARDS, **TOKEN_PRM, alpha=-1.0),
+    r"prime: rewards must have shape \(2, 3\)": lambda: adv.prime(TWO, **TOKEN_PRM),
     "oprl: alpha must not be negative": lambda: adv.oprl(REWARDS, **PRM, alpha=-1.0),
     r"turn_gae: lam must be in \[0, 1\]": lambda: adv.turn_gae(
         TOKENS, TOKENS, MASK, turn_ids=MASK.astype(int), lam=1.5

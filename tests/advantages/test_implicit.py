@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import implicit_turn_rewards, oprl, rloo, two_level
-from jaxrl_llm.preferences import trajectory_dpo
+from jaxrl_llm.advantages import implicit_turn_rewards, oprl, prime, rloo, two_level
+from jaxrl_llm.preferences import outcome_cross_entropy, trajectory_dpo
 
 P, G, T, K = 3, 4, 7, 3
 implicit = jax.jit(implicit_turn_rewards, static_argnames=("turns", "beta"))
@@ -123,6 +123,111 @@ def test_the_loss_is_the_mean_over_all_pairs_of_the_batch(mean):
     assert float(loss_of(prm, old, mask, jnp.ones((P, G)), **options)) == 0.0
 
 
+of_tokens = jax.jit(prime, static_argnames=("beta", "alpha", "normalize"))
+
+
+def prime_by_hand(prm, ref, mask, rewards, where, *, beta, alpha, normalize):
+    """The recipe for verl: leave-one-out of tokens with means of rollouts, then sums to the end."""
+    taken = mask & where[..., None]
+    q = np.where(taken, beta * (np.float64(prm) - ref), 0.0)
+    for p, g in zip(*np.nonzero(taken.any(-1)), strict=True):
+        q[p, g, np.flatnonzero(taken[p, g])[-1]] = 0.0
+    if normalize:
+        q /= np.abs(np.cumsum(q[..., ::-1], -1)).max() + 1e-6
+    out = np.zeros((P, G, T))
+    for p in range(P):
+        rows = np.flatnonzero(where[p])
+        n, means = len(rows), sum(q[p, g].sum() / taken[p, g].sum() for g in rows)
+        for g, outcome in zip(rows, BASES["rloo"](np.float64(rewards[p, rows])), strict=True):
+            if n > 1:
+                to_come = np.where(taken[p, g], (n * q[p, g] - means) / (n - 1), 0.0)
+                out[p, g] = outcome + alpha * np.cumsum(to_come[::-1])[::-1]
+    return np.where(taken, out, 0.0)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_process_rewards_of_tokens_join_the_outcome(normalize):
+    prm, ref, mask, _, rewards, where = arrays(5)
+    where[0] = np.arange(G) == 1  # alone in its group
+    options = {"beta": 0.3, "alpha": 0.7, "normalize": normalize}
+    expected = prime_by_hand(prm, ref, mask, rewards, where, **options)
+    taken = mask & where[..., None]
+    ours = of_tokens(
+        np.where(where, rewards, np.nan),
+        prm_logp=np.where(taken, prm, np.nan),
+        ref_logp=np.where(taken, ref, 1e4),
+        mask=mask,
+        where=where,
+        **options,
+    )
+    np.testing.assert_allclose(ours, expected, atol=2e-5)
+    assert np.any(expected[1:]) and not np.any(expected[0])
+
+
+def test_a_reward_model_that_is_its_reference_leaves_the_outcome():
+    prm, _, mask, _, rewards, where = arrays(6)
+    ours = of_tokens(rewards, prm_logp=prm, ref_logp=prm, mask=mask, where=where)
+    outcome = np.asarray(rloo(rewards, where=where))[..., None] * mask
+    np.testing.assert_allclose(ours, outcome, atol=1e-6)
+    assert np.any(outcome)
+    # What the last token says has no reward: the outcome is there.
+    last = np.zeros_like(mask)
+    for p, g in np.ndindex(P, G):
+        last[p, g, np.flatnonzero(mask[p, g])[-1]] = True
+    same = of_tokens(rewards, prm_logp=prm + 9.0 * last, ref_logp=prm, mask=mask, where=where)
+    np.testing.assert_allclose(same, outcome, atol=1e-6)
+    other = of_tokens(rewards, prm_logp=prm + 9.0 * ~last, ref_logp=prm, mask=mask, where=where)
+    assert np.abs(np.asarray(other) - outcome).max() > 0.1
+
+
+def test_normalized_process_rewards_have_no_scale():
+    prm, ref, mask, _, rewards, where = arrays(7)
+    given = {"prm_logp": prm, "ref_logp": ref, "mask": mask, "where": where}
+    one, ten = (of_tokens(rewards, beta=beta, **given) for beta in (1.0, 10.0))
+    np.testing.assert_allclose(one, ten, atol=1e-4)
+    plain = [of_tokens(rewards, beta=beta, normalize=False, **given) for beta in (1.0, 10.0)]
+    assert np.abs(np.subtract(*plain)).max() > 1.0
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_cross_entropy_is_that_of_each_outcome(frozen):
+    prm, old, mask, _, rewards, where = arrays(8)
+    rewards = np.where(rewards > 0, 1.0, 0.25).astype(np.float32)  # grades count in part
+    mask[1, 2] = False  # a rollout without a token counts in no mean
+    ref = old - 0.3 if frozen else None
+    base = old if ref is None else ref
+    there = where & mask.any(-1)
+
+    def loss(x, sampled):
+        return outcome_cross_entropy(x, sampled, mask, rewards, ref_logp=ref, where=where, beta=0.4)
+
+    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(prm, np.where(mask, old, np.nan))
+    q = 0.4 * np.where(mask, np.float64(prm) - base, 0.0).sum(-1)
+    right = 1 / (1 + np.exp(-q))
+    each = -(rewards * np.log(right) + (1 - rewards) * np.log(1 - right))
+    np.testing.assert_allclose(value, each[there].mean(), rtol=1e-5)
+    expected = 0.4 * (right - rewards)[..., None] * (mask & there[..., None]) / there.sum()
+    np.testing.assert_allclose(gradients[0], expected, atol=1e-6)
+    assert not np.any(gradients[1])
+    # Parts of a batch add up with the count of all.
+    parts = [
+        outcome_cross_entropy(
+            prm[i : i + 1],
+            old[i : i + 1],
+            mask[i : i + 1],
+            rewards[i : i + 1],
+            ref_logp=None if ref is None else ref[i : i + 1],
+            where=where[i : i + 1],
+            beta=0.4,
+            rollouts=there.sum(),
+        )
+        for i in range(P)
+    ]
+    np.testing.assert_allclose(sum(parts), value, rtol=1e-5)
+    nothing = np.zeros_like(where)
+    assert float(outcome_cross_entropy(prm, old, mask, rewards, where=nothing)) == 0.0
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -135,6 +240,13 @@ def test_the_loss_is_the_mean_over_all_pairs_of_the_batch(mean):
             lambda: two_level(jnp.ones(2), turn_rewards=jnp.ones((2, 2)), base="mean"),
             ValueError,
             "two_level: base must be one of",
+        ),
+        (
+            lambda: outcome_cross_entropy(
+                *[jnp.ones((2, 3))] * 2, jnp.ones((2, 3), bool), jnp.ones(2), beta=0.0
+            ),
+            ValueError,
+            "outcome_cross_entropy: beta must be above 0",
         ),
         (
             lambda: trajectory_dpo(*[jnp.ones((2, 3))] * 2, jnp.ones((2, 3), bool), jnp.ones(3)),

@@ -319,6 +319,23 @@ def process_loss(a):
     return {"loss": value, "gradient": gradient.reshape(a["mask"].shape)}
 
 
+def of_outcomes(normalize):
+    def run(a):
+        inputs = {name: a[name] for name in ("prm_logp", "ref_logp", "mask")}
+        found = advantages.prime(a["rewards"], **inputs, alpha=0.7, normalize=normalize)
+        return {"advantages": found}
+
+    return Ours(run)
+
+
+def outcome_loss(a):
+    def loss(prm_logp):
+        return preferences.outcome_cross_entropy(prm_logp, a["ref_logp"], a["mask"], a["rewards"])
+
+    value, gradient = jax.value_and_grad(loss)(a["prm_logp"])
+    return {"loss": value, "gradient": gradient}
+
+
 def majority(a):
     ids = a["answer_ids"]
     votes = rewards.majority_rewards(jnp.zeros(ids.shape), answer_ids=ids)
@@ -473,6 +490,11 @@ TABLES = {
     "siirl": {"progress": Ours(progress)},
     "istar": {base: two_levels(base) for base in ("rloo", "grpo", "center")}
     | {"loss": Ours(process_loss)},
+    "verl_prime": {
+        "batch_norm": of_outcomes(True),
+        "none": of_outcomes(False),
+        "loss": Ours(outcome_loss),
+    },
 }
 PEERS = {name: golden_data.load(name) for name in TABLES}
 CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]

@@ -21,6 +21,7 @@ OF_PASSES = "old_draw_logp ref_draw_logp"
 REQUIRED = {
     "ace": "old_logp ref_logp",
     "oprl": "old_logp prm_logp turn_ids turn_where",
+    "prime": "old_logp prm_logp ref_logp",
     "polychromic": "answer_ids ref_logp",
     "portool": "node_ids turn_ids turn_where",
     "seeupo": "ref_logp turn_ids turn_where",
@@ -339,6 +340,8 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         ),
         (lambda: jr.recipes.arpo(credit="mean"), "arpo: credit must be one of 'soft', 'hard'"),
         (lambda: jr.recipes.oprl(base="mean"), "oprl: base must be one of"),
+        (lambda: jr.recipes.prime(reference="old"), "prime: reference must be one of"),
+        (lambda: jr.recipes.prime(alpha=-1.0), "prime: alpha must not be negative"),
         (lambda: jr.recipes.polychromic(size=1), "polychromic: size must be at least 2"),
         (lambda: jr.recipes.portool(gamma=2.0), r"gamma must be in \[0, 1\]"),
         (lambda: jr.recipes.seeupo(order="last"), "TurnUpdates: order must be one of"),

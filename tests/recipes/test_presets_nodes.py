@@ -179,6 +179,27 @@ def oprl(batch):
     return out
 
 
+def prime(reference):
+    """Process rewards of tokens and the outcome, both with leave-one-out, whitened."""
+
+    def loss(logp, batch, entropy):
+        del entropy
+        mask = np.asarray(batch.mask)
+        base = np.float64(batch.old_logp if reference == "policy" else batch.ref_logp)
+        q = np.where(mask, 0.05 * (np.float64(batch.extras["prm_logp"]) - base), 0.0)
+        q = np.where(np.arange(T) == mask.sum(-1, keepdims=True) - 1, 0.0, q)
+        q /= np.abs(np.cumsum(q[..., ::-1], -1)).max() + 1e-6
+        means = (q.sum(-1) / mask.sum(-1)).sum(-1)[:, None, None]
+        p = np.where(mask, (G * q - means) / (G - 1), 0.0)
+        r = np.float64(batch.rewards)
+        a = ((r - r.mean(-1, keepdims=True)) * G / (G - 1))[..., None]
+        a = a + np.cumsum(p[..., ::-1], -1)[..., ::-1]
+        a = (a - a[mask].mean()) / a[mask].std(ddof=1)
+        return clip(logp, batch, a, 0.2)[mask].mean()
+
+    return loss
+
+
 def portool(batch):
     """Outcomes over the group, and turns against their siblings."""
     there, out = np.asarray(batch.extras["turn_where"]), np.zeros((P, G, 2))
@@ -244,6 +265,7 @@ REFERENCES = {
     "spo_tree": spo_tree,
     "polychromic": polychromic,
     "oprl": by_hand(oprl),
+    "prime": prime("initial"),
     "portool": by_hand(portool),
     "arpo": arpo,
     "seeupo": seeupo,
@@ -264,3 +286,14 @@ def test_loss_matches_numpy(name):
     prepared, _ = recipe.prepare(batch, recipe.init())
     loss = recipe.loss(jnp.asarray(logp), prepared, entropy=jnp.asarray(entropy))
     np.testing.assert_allclose(loss, REFERENCES[name](logp, batch, entropy), rtol=2e-4)
+
+
+def test_prime_with_the_policy_as_the_reference_of_its_reward_model():
+    logp, batch = make_batch()
+    recipe = jr.recipes.prime(reference="policy")
+    assert recipe.required_fields == {"old_logp", "prm_logp"}
+    prepared, _ = recipe.prepare(batch.replace(ref_logp=None), recipe.init())
+    loss = recipe.loss(jnp.asarray(logp), prepared)
+    np.testing.assert_allclose(loss, prime("policy")(logp, batch, None), rtol=2e-4)
+    other = prime("initial")(logp, batch, None)
+    assert abs(float(loss) - other) > 1e-3

@@ -127,6 +127,49 @@ def test_a_loss_that_compares_no_pairs_needs_none(setting):
     jax.tree.map(np.testing.assert_array_equal, state.critic.params, prm)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["initial", "policy"])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_prime_learns_outcomes_against_its_reference(setting, reference, microbatches):
+    model, params, batch, prm = setting
+    recipe, optimizer = jr.recipes.prime(reference=reference), optax.sgd(0.5)
+    scorer = jr.train.make_scorer(model)
+    old, rewards = scorer(params, batch), jnp.minimum(batch.rewards, 1.0)
+    ref = old - 0.3 * jax.random.uniform(jax.random.key(5), old.shape)
+    batch = batch.replace(rewards=rewards, ref_logp=ref if reference == "initial" else None)
+    base = ref if reference == "initial" else old
+
+    def loss(prm):
+        there = batch.where & batch.mask.any(-1)
+        q = 0.05 * jnp.where(batch.mask, scorer(prm["model"], batch) - base, 0).sum(-1)
+        right = jax.nn.sigmoid(q)
+        each = -(rewards * jnp.log(right) + (1 - rewards) * jnp.log(1 - right))
+        return jnp.where(there, each, 0).sum() / there.sum()
+
+    value, grads = jax.value_and_grad(loss)(prm)
+    after = jax.tree.map(lambda x, g: x - 0.3 * g, prm, grads)
+    state = jr.train.init_state(
+        params, optimizer, recipe, key=jax.random.key(0), critic=prm, critic_optimizer=SGD
+    )
+    step = jr.train.make_step(
+        model, recipe, optimizer, microbatches=microbatches, critic_optimizer=SGD, donate=False
+    )
+    state, metrics = step(state, batch)
+    assert float(metrics["critic_loss"]) == pytest.approx(float(value), rel=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.critic.params, after
+    )
+    plain = recipe.replace(prm=None)
+    given = batch.replace(
+        old_logp=old, extras={**batch.extras, "prm_logp": scorer(after["model"], batch)}
+    )
+    first = jr.train.init_state(params, optimizer, plain, key=jax.random.key(0))
+    expected, _ = jr.train.make_step(model, plain, optimizer)(first, given)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, expected.params
+    )
+
+
 @pytest.mark.parametrize("pairs", [False, True])
 def test_a_loss_that_takes_any_context_needs_no_pairs_unless_it_names_them(pairs):
     def of_context(logp, old_logp, mask, rewards, **context):
@@ -178,6 +221,10 @@ def test_what_does_not_fit_is_refused():
         recipe.replace(prm=ProcessRewardModel(loss=lambda logp, old_logp, mask, rewards, slack: 0))
     with pytest.raises(ValueError, match="cannot have both a critic and a process reward model"):
         dataclasses.replace(recipe, critic=jr.recipes.gae_token().critic)
+    moving = jr.bind(jr.regularizers.ema_reference, rate=0.1)
+    with pytest.raises(ValueError, match="reads ref_logp, which a moving reference scores only"):
+        jr.recipes.prime().replace(reference=moving)
+    assert jr.recipes.prime(reference="policy").replace(reference=None).reference is None
     model, params = tiny_model(num_layers=1)
     with pytest.raises(ValueError, match="init_critic"):
         jr.train.init_state(params, optax.sgd(0.1), recipe, key=jax.random.key(0))

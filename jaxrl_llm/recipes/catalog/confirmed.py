@@ -335,6 +335,8 @@ _ROWS = (
     ("ppo_max", "verl 0.9.1", "advantages.kl_shaped_rewards", "kl_coef=0.1"),
     ("practitioner_recipe", "meow-tea-taro a9c248c", "advantages.place_turn_rewards",
         "defaults; mode='single'"),
+    ("prime", "verl-recipe 48ea0a7", "advantages.prime", "alpha=0.7; normalize=False"),
+    ("prime", "verl-recipe 48ea0a7", "preferences.outcome_cross_entropy", "defaults"),
     ("prompt_gdro", "verl-gdro b391899", "curation.bin_means", "by_share=True; num_bins=4"),
     ("prompt_gdro", "verl-gdro b391899", "curation.bin_scores_update", "defaults"),
     ("prompt_gdro", "verl-gdro b391899", "curation.difficulty_bins",

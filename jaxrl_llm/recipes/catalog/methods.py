@@ -326,6 +326,8 @@ METHODS = (
     Method("oprl", "OPRL (iStar), turn advantages from an implicit process reward", "2509.19199",
         "advantage", ("advantages.implicit_turn_rewards", "advantages.oprl", "advantages.two_level",
         "preferences.count_pairs", "preferences.trajectory_dpo"), preset="oprl"),
+    Method("prime", "PRIME, token rewards of a model that learns from outcomes", "2502.01456",
+        "advantage", ("advantages.prime", "preferences.outcome_cross_entropy"), preset="prime"),
     Method("seeupo", "SeeUPO, sequential updates of turns from the last to the first", "2602.06554",
         "surrogate", ("corrections.sequential_factor", "corrections.turn_order",
         "surrogates.gspo"), preset="seeupo",

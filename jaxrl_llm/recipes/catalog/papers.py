@@ -254,5 +254,6 @@ PAPERS = (
         "Large Language Model Agents", "2602.16165", ("hiper_hae",)),
     Paper("More Than One Teacher: Adaptive Multi-Guidance Policy Optimization for Diverse "
         "Exploration", "2510.02227", ("ampo",)),
+    Paper("Process Reinforcement through Implicit Rewards", "2502.01456", ("prime",)),
 )
 # fmt: on

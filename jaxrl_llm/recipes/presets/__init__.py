@@ -175,6 +175,7 @@ from jaxrl_llm.recipes.presets.prefixes import (
 )
 from jaxrl_llm.recipes.presets.reinforce_family import (
     gpg,
+    prime,
     reinforce_pp,
     reinforce_pp_baseline,
     remax,
@@ -368,6 +369,7 @@ __all__ = [
     "ppo_max",
     "practitioner_recipe",
     "prefix_rl",
+    "prime",
     "process_reward_model",
     "prompt_gdro",
     "ps_grpo",

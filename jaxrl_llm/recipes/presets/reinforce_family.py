@@ -7,9 +7,10 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm import advantages, aggregate, regularizers, surrogates
+from jaxrl_llm import advantages, aggregate, preferences, regularizers, surrogates
 from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
+from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.recipe import Recipe
 
 
@@ -50,6 +51,57 @@ def penalized(
     options = {"old_logp": old_logp, "ref_logp": ref_logp, "kl_coef": kl_coef}
     of_tokens = advantages.kl_shaped_rewards(jnp.zeros_like(rewards), mask, **options)
     return rewards + of_tokens.sum(-1)
+
+
+def prime(
+    *,
+    beta: float = 0.05,
+    alpha: float = 1.0,
+    normalize: bool = True,
+    reference: Literal["initial", "policy"] = "initial",
+    dynamic_sampling: bool = True,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Leave-one-out of the outcome, and of process rewards that a second model learns from it.
+
+        q[t] = beta (prm_logp - ref_logp), 0 at the last token
+        a[t] = rloo(r) + alpha sum over s >= t of (q[s] against the means of the group)
+        A = (a - mean) / std                     over all tokens of the batch
+
+    ``prm_logp`` are log-probabilities under a process reward model, which starts as a copy of the
+    policy and first takes a step on ``preferences.outcome_cross_entropy`` of the same rollouts;
+    ``config.critic`` is its optimizer. Rewards are outcomes from 0 to 1.
+
+    Args:
+      beta: Scale of the process reward, above 0; without effect on the advantage if ``normalize``.
+      alpha: Weight of the process rewards, not negative.
+      normalize: Whether process rewards are divided by the largest return of the batch.
+      reference: "initial" for the model that the run starts with, or "policy" for the policy that
+        sampled, without another model in memory.
+
+    References:
+      Cui et al., PRIME (arXiv:2502.01456), and the authors' recipe for verl: beta 0.05, equal
+      weights of both rewards, groups of 4. It samples four times as many prompts as it trains on
+      and prefers those with an accuracy from 0.2 to 0.8 whose responses all ended; here each group
+      whose outcomes agree is replaced, the same accuracies for groups of up to 5. Its entropy bonus
+      of 0.001 is not here, and neither are the losses of its reward model that compare responses.
+      There the reward model has twice the policy's learning rate, 1e-6, and a bound of 10 on the
+      norm of its gradient.
+    """
+    checks.check_option("prime", "reference", reference, ("initial", "policy"))
+    credit = bind(advantages.prime, beta=beta, alpha=alpha, normalize=normalize)
+    loss = bind(preferences.outcome_cross_entropy, beta=beta)
+    if reference == "policy":
+        credit, loss = given(credit, ref_logp="old_logp"), bind(loss, ref_logp=None)
+    recipe = from_base(
+        name="prime",
+        prm=ProcessRewardModel(loss=loss),
+        advantage=chain(stateless(credit), stateless(advantages.whiten)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2502.01456",
+    )
+    return refilled(recipe, dynamic_sampling)
 
 
 def remax(*, kl_coef: float = 0.05) -> Recipe:
