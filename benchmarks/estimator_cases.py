@@ -99,6 +99,7 @@ TERMS = (
     _surrogate("dcpo_dynamic_clip", S.dcpo_dynamic_clip),
     _surrogate("rover", S.rover),
     _surrogate("otr", S.otr),
+    _surrogate("dft", S.dft),
     _surrogate("minillm", S.minillm),
     _surrogate("sdpo_sampled", S.sdpo_sampled, has_teacher="has_teacher"),
     _surrogate("luffy_shaping", S.luffy_shaping),

@@ -84,6 +84,7 @@ from jaxrl_llm.surrogates.guided import ampo, icpo, luffy_shaping, shaped_likeli
 from jaxrl_llm.surrogates.likelihood import (
     cispo,
     cispo_bounds,
+    dft,
     dispo,
     dppo_kl,
     dppo_tv,
@@ -120,6 +121,7 @@ __all__ = [
     "dcpo_bounds",
     "dcpo_dynamic_clip",
     "decoupled_ppo",
+    "dft",
     "dispo",
     "distillation_divergence",
     "dppo_kl",

@@ -1,4 +1,4 @@
-"""Log-likelihood times a constant weight: REINFORCE, CISPO, DISPO, MinPRO, DPPO.
+"""Log-likelihood times a constant weight: REINFORCE, DFT, CISPO, DISPO, MinPRO, DPPO.
 
 - ``w_min``: Smallest weight, not negative and not above ``w_max``. 0 means no lower bound.
 - ``w_max``: Largest weight, above 0. It is absolute, not an epsilon: see :func:`cispo_bounds`.
@@ -54,6 +54,40 @@ def reinforce(
     """
     x = _inputs.prepare("reinforce", logp, old_logp, advantages, mask, weight)
     return x.finish(masking.product(-x.advantages, x.logp))
+
+
+@traits(takes_correction=False, policy_gradient=False, has_ratio=False)
+def dft(logp: Array, old_logp: Array | None, advantages: Array, mask: Array) -> Array:
+    """The likelihood of data, in which a token counts by its probability: dynamic fine-tuning.
+
+        loss[t] = -stop_gradient(exp(logp[t])) * A[t] * logp[t]
+
+    The gradient is that of ``-A * exp(logp)``, so improbable tokens, which dominate that of the
+    likelihood, hardly move the policy. The advantages of demonstrations are 1.
+
+    Args:
+      logp, old_logp, advantages, mask: See the package. There is no ratio; ``old_logp`` is checked
+        and not used: every surrogate receives it.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.log(jnp.array([0.5, 0.25])), jnp.ones(2, bool)
+      >>> loss = lambda logp: jr.surrogates.dft(logp, None, jnp.ones(2), mask).sum()
+      >>> jax.grad(loss)(logp).round(3).tolist()
+      [-0.5, -0.25]
+
+    References:
+      Wu et al., On the Generalization of SFT (arXiv:2508.05629), as TRL 1.16 (``loss_type="dft"``)
+      and ms-swift 4.6 (``enable_dft_loss``) compute it. :func:`otr_exact` with ``beta=0`` and
+      ``tau=1`` is the same loss from the logits of all tokens.
+    """
+    x = _inputs.prepare("dft", logp, old_logp, advantages, mask)
+    weight = jax.lax.stop_gradient(jnp.exp(x.logp))
+    return x.finish(masking.product(-weight * x.advantages, x.logp))
 
 
 def cispo(

@@ -190,7 +190,7 @@ def test_what_a_preset_requires(name):
         (
             "group_relative",
             False,
-            "adaptive_kl bco cgpo gae_token gae_turn gkd hiper_hae iw_opd kto minillm mssr "
+            "adaptive_kl bco cgpo dft gae_token gae_turn gkd hiper_hae iw_opd kto minillm mssr "
             "on_policy_distillation otr pav pdppo pf_ppo poad ppo ppo_max process_reward_model "
             "reinforce_pp remax safe sdpo sft span_distillation spo_chain spo_tracker t_ppo "
             "v05_baseline vapo vc_ppo vineppo vtrace",
@@ -198,7 +198,7 @@ def test_what_a_preset_requires(name):
         (
             "uses_ratio",
             False,
-            "cgpo gpg nash_md opo otr prefix_rl remax rloo sft spg vcpo vtrace wd1",
+            "cgpo dft gpg nash_md opo otr prefix_rl remax rloo sft spg vcpo vtrace wd1",
         ),
         ("draws", True, "clip_cov icpo lspo mc_grpo"),
     ],

@@ -75,6 +75,13 @@ def test_sft_is_the_mean_log_likelihood_whatever_the_rewards():
     np.testing.assert_allclose(got, -x[MASK].mean(), rtol=1e-6)
 
 
+def test_dft_weighs_the_log_likelihood_by_the_probability():
+    logp, batch = make()
+    (x,) = double(logp)
+    got = loss_of(jr.recipes.dft(), logp, batch)
+    np.testing.assert_allclose(got, -(np.exp(x) * x)[MASK].mean(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("samples", [None, 64])
 def test_otr_is_the_mean_of_its_statistic(samples):
     logp, batch = make()

@@ -182,6 +182,10 @@ def ref_cispo(x, fixed, old, a, mask):
     return -np.clip(ratio(fixed, old), 0.8, 1.3) * a * x
 
 
+def ref_dft(x, fixed, old, a, mask):
+    return -np.exp(fixed) * a * x
+
+
 def ref_dispo(x, fixed, old, a, mask):
     r = ratio(fixed, old)
     return -np.where(a > 0, np.clip(r, 0.9, 1.3), np.clip(r, 0.6, 1.1)) * a * x
@@ -249,6 +253,7 @@ CASES = {
     "dppo_tv": (S.dppo_tv, {"delta_low": 0.05, "delta_high": 0.08, "w_max": 1.5}, ref_dppo_tv),
     "dppo_kl": (S.dppo_kl, {"delta_low": 0.01, "delta_high": 0.02, "w_max": 1.5}, ref_dppo_kl),
     "cispo": (S.cispo, {"w_min": 0.8, "w_max": 1.3}, ref_cispo),
+    "dft": (S.dft, {}, ref_dft),
     "dispo": (S.dispo, {"eps_pos": (0.1, 0.3), "eps_neg": (0.4, 0.1)}, ref_dispo),
     "minpro": (S.minpro, {"w_min": 0.3, "w_max": 1.2}, ref_minpro),
     "clip_cov": (with_context(S.clip_cov, _improbable), {"eps_high": 0.3}, ref_clip_cov),

@@ -10,6 +10,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.surrogates import (
     cispo,
     cispo_bounds,
+    dft,
     dispo,
     dppo_kl,
     dppo_tv,
@@ -50,6 +51,33 @@ def test_reinforce_has_no_ratio():
     np.testing.assert_array_equal(
         reinforce(logp, jnp.array([-5.0, 0.0]), advantages, TWO),
         reinforce(logp, None, advantages, TWO),
+    )
+
+
+def test_dft_has_the_gradient_of_the_probability():
+    logp, advantages = jnp.log(jnp.array([0.5, 0.01])), jnp.array([1.0, 2.0])
+    loss = lambda x: dft(x, None, advantages, TWO).sum()  # noqa: E731
+    probability = lambda x: (-advantages * jnp.exp(x)).sum()  # noqa: E731
+    np.testing.assert_allclose(jax.grad(loss)(logp), [-0.5, -0.02], rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(loss)(logp), jax.grad(probability)(logp), rtol=1e-6)
+    expected = [0.5 * np.log(2.0), 0.02 * np.log(100.0)]
+    np.testing.assert_allclose(dft(logp, None, advantages, TWO), expected, rtol=1e-6)
+
+
+def test_dft_is_the_expected_one_token_rollout_without_other_rewards():
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5)), jnp.float32)
+    targets = jnp.array([3, 0])
+
+    def likelihood(logits):
+        logp = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[:, None], -1)[:, 0]
+        return dft(logp, None, jnp.ones(2), TWO)
+
+    def exact(logits):
+        return jr.surrogates.otr_exact(logits, targets, beta=0.0, tau=1.0)
+
+    np.testing.assert_allclose(likelihood(logits), exact(logits), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jacobian(likelihood)(logits), jax.jacobian(exact)(logits), atol=1e-6
     )
 
 

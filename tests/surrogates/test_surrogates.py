@@ -280,6 +280,7 @@ def test_levels():
     sequence = {name for name, case in CASES.items() if traits_of(case[0]).level == "sequence"}
     assert sequence == SEQUENCE_ADVANTAGES | {"gspo_token", "gspo_token_dual"}
     assert set(CASES) - set(POLICY_GRADIENTS) == {
+        "dft",
         "luspo",
         "clip_cov",
         "kl_cov",

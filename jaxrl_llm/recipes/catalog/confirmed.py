@@ -96,6 +96,7 @@ _ROWS = (
     ("dcpo_dynamic_clip", "DCPO (dynamic clipping) 01787b0", "surrogates.dcpo_bounds", "defaults"),
     ("dcpo_dynamic_clip", "DCPO (dynamic clipping) 01787b0", "surrogates.dcpo_dynamic_clip",
         "defaults; eps_high=0.02; eps_low=0.01"),
+    ("dft", "ms-swift 4.6.0", "surrogates.dft", "defaults"),
     ("diffu_grpo", "d1 837888f", "diffusion.mean_field", "defaults"),
     ("diffusion_nft", "DiffusionNFT 24af555", "diffusion.diffusion_nft", "defaults; beta=0.1"),
     ("diffusion_nft", "DiffusionNFT 24af555", "diffusion.flow_mse", "coef=0.01; reduce='mean'"),

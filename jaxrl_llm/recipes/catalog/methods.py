@@ -382,6 +382,8 @@ METHODS = (
         ("surrogates.rover", "surrogates.mean_log_probs"), preset="rover"),
     Method("sft", "Supervised fine-tuning", "2203.02155", "surrogate", ("surrogates.reinforce",
         "curation.only_demonstrations"), preset="sft"),
+    Method("dft", "DFT, likelihood in which a token counts by its probability", "2508.05629",
+        "surrogate", ("surrogates.dft", "curation.only_demonstrations"), preset="dft"),
     Method("otr", "OTR, one-token rollouts", "2509.26313", "surrogate", ("surrogates.otr",
         "surrogates.otr_exact", "surrogates.otr_sampled", "surrogates.token_seeds",
         "curation.in_epochs", "curation.only_demonstrations"), preset="otr", confidence="PAPER"),

@@ -359,6 +359,9 @@ PEER_NAMES = (
         "jr.recipes.sft(column='completion')", ("sft",),
         "A row has one response: set group_size=1, and a reward or no evaluation. TRL also trains "
         "on whole texts and on the assistant's turns of conversations."),
+    PeerName("TRL", "SFTConfig.loss_type", "dft",
+        "jr.recipes.dft(column='completion')", ("dft", "otr"),
+        "A row has one response: set group_size=1, and a reward or no evaluation."),
     PeerName("TRL", "GKDTrainer", "",
         "jr.recipes.gkd()", ("gkd",),
         "TRL takes data in place of samples with probability 1 - lmbda; the preset does so for a "

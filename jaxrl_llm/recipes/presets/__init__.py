@@ -214,7 +214,16 @@ from jaxrl_llm.recipes.presets.self_play import (
     xpo,
 )
 from jaxrl_llm.recipes.presets.sets import polychromic, srpo_vla
-from jaxrl_llm.recipes.presets.teachers import ampo, icpo, luffy_shaping, otr, sdpo, sft, srpo
+from jaxrl_llm.recipes.presets.teachers import (
+    ampo,
+    dft,
+    icpo,
+    luffy_shaping,
+    otr,
+    sdpo,
+    sft,
+    srpo,
+)
 from jaxrl_llm.recipes.presets.tracked import (
     dcpo_distribution,
     dcpo_dynamic_clip,
@@ -273,6 +282,7 @@ __all__ = [
     "dart",
     "dcpo_distribution",
     "dcpo_dynamic_clip",
+    "dft",
     "diffu_grpo",
     "diffusion_nft",
     "discopop",

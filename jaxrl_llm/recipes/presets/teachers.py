@@ -51,6 +51,32 @@ def sft(*, column: str = "demonstration") -> Recipe:
     )
 
 
+def dft(*, column: str = "demonstration") -> Recipe:
+    """Dynamic fine-tuning: :func:`sft`, in which a token counts by its probability.
+
+        loss = mean over tokens of the batch of -stop_gradient(p) log p
+
+    Args:
+      column: Column of the data with a response, or with a list of them.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.dft(column="completion").surrogate is jr.surrogates.dft
+      True
+
+    References:
+      Wu et al., On the Generalization of SFT (arXiv:2508.05629), as TRL and ms-swift compute it.
+    """
+    return from_base(
+        name="dft",
+        advantage=stateless(unit_advantages),
+        surrogate=surrogates.dft,
+        collector=curation.only_demonstrations(column=column, reward=1.0),
+        paper="arXiv:2508.05629",
+        group_relative=False,
+    )
+
+
 def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> Recipe:
     """Each token of a demonstration is a bandit: the data's token has reward 1, others ``beta``.
 
