@@ -89,6 +89,7 @@ TERMS = (
     _surrogate("hapo", S.hapo, signal="entropy"),
     _surrogate("cispo", S.cispo),
     _surrogate("dispo", S.dispo),
+    _surrogate("topr", S.topr),
     _surrogate("minpro", S.minpro),
     _surrogate("clip_cov", S.clip_cov, selected="selected"),
     _surrogate("kl_cov", S.kl_cov, selected="selected"),

@@ -91,6 +91,7 @@ from jaxrl_llm.surrogates.likelihood import (
     min_prefix_ratio,
     minpro,
     reinforce,
+    topr,
 )
 from jaxrl_llm.surrogates.one_token import otr, otr_exact, otr_sampled, token_seeds
 from jaxrl_llm.surrogates.sequence import (
@@ -175,6 +176,7 @@ __all__ = [
     "top_log_probs",
     "top_tokens",
     "topk_with_tail",
+    "topr",
     "value_loss",
     "vespo",
     "vespo_weights",

@@ -1,4 +1,4 @@
-"""Log-likelihood times a constant weight: REINFORCE, DFT, CISPO, DISPO, MinPRO, DPPO.
+"""Log-likelihood times a constant weight: REINFORCE, DFT, CISPO, DISPO, TOPR, MinPRO, DPPO.
 
 - ``w_min``: Smallest weight, not negative and not above ``w_max``. 0 means no lower bound.
 - ``w_max``: Largest weight, above 0. It is absolute, not an epsilon: see :func:`cispo_bounds`.
@@ -7,6 +7,8 @@
 Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`. The papers pair
 these losses with ``aggregate.token_mean``.
 """
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -215,6 +217,54 @@ def _pair(name: str, pair):
     low, high = pair
     checks.check_non_negative("dispo", **{f"{name}[0]": low, f"{name}[1]": high})
     return low, high
+
+
+def topr(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    level: Literal["sequence", "token"] = "sequence",
+) -> Array:
+    """Off-policy policy gradient in which what the policy has unlearned fades out.
+
+        w[t] = 1                                      where A[t] > 0
+        w[t] = stop_gradient(min(R, 1)) elsewhere,    R = prod over unmasked t of r[t], or r[t]
+        loss[t] = -w[t] * A[t] * logp[t]
+
+    Good responses are imitated, however unlikely they have become; bad ones lose their weight as
+    they become less likely, so their probability is not driven to 0. With ``level="token"`` it is
+    :func:`dispo` with ``eps_pos=(0, 0)`` and ``eps_neg=(1, 0)``.
+
+    Args:
+      logp, old_logp, advantages, mask: See the package; the old policy is the one that sampled.
+      level: Whether R is the ratio of the "sequence" or of the "token".
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old_logp, mask = jnp.zeros((2, 2)), jnp.ones((2, 2), bool)
+      >>> logp, advantages = old_logp + jnp.log(0.5), jnp.array([1.0, -1.0])
+      >>> loss = lambda x: jr.surrogates.topr(x, old_logp, advantages, mask).sum()
+      >>> jax.grad(loss)(logp).round(3).tolist()
+      [[-1.0, -1.0], [0.25, 0.25]]
+
+    References:
+      Le Roux et al., Tapered Off-Policy REINFORCE (arXiv:2503.14286), NOTES reading: its equation
+      as ROLL quotes it. ROLL computes it with ``level="token"``, and the sign of the score in
+      place of that of the advantage.
+    """
+    checks.check_option("topr", "level", level, ("sequence", "token"))
+    x = _inputs.prepare("topr", logp, old_logp, advantages, mask)
+    log_ratio = jax.lax.stop_gradient(x.log_ratio)
+    if level == "sequence":
+        log_ratio = jnp.sum(log_ratio, axis=-1, keepdims=True)
+    weight = jnp.where(x.advantages > 0, 1.0, jnp.exp(jnp.minimum(log_ratio, 0.0)))
+    return x.finish(masking.product(-weight * x.advantages, x.logp))
 
 
 def min_prefix_ratio(

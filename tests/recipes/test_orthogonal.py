@@ -58,6 +58,7 @@ SURROGATES = {
     "sapo": S.sapo,
     "cispo": S.cispo,
     "dispo": S.dispo,
+    "topr": S.topr,
     "minpro": S.minpro,
     "gbpo": jr.bind(S.gbpo),
     "decoupled_ppo": S.decoupled_ppo,

@@ -56,6 +56,7 @@ REQUIRED = {
     "luffy_shaping": "entropy steered",
     "mc_grpo": "ref_logp",
     "minpro": "behavior_logp",
+    "topr": "behavior_logp",
     "brain": "behavior_logp ref_logp",
     "dpo": "ref_logp",
     "accelerated_po": "ref_logp",
@@ -193,7 +194,7 @@ def test_what_a_preset_requires(name):
             "adaptive_kl bco cgpo dft gae_token gae_turn gkd hiper_hae iw_opd kto minillm mssr "
             "on_policy_distillation otr pav pdppo pf_ppo poad ppo ppo_max process_reward_model "
             "reinforce_pp remax safe sdpo sft span_distillation spo_chain spo_tracker t_ppo "
-            "v05_baseline vapo vc_ppo vineppo vtrace",
+            "topr v05_baseline vapo vc_ppo vineppo vtrace",
         ),
         (
             "uses_ratio",
@@ -281,6 +282,8 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.icepop(lower=1.5), "must have 1 between them"),
         (lambda: jr.recipes.areal(m2_threshold=0.0), "threshold must be above 0"),
         (lambda: jr.recipes.areal(cap=0.5), "must have 1 between them"),
+        (lambda: jr.recipes.topr(level="batch"), "topr: level must be one of"),
+        (lambda: jr.recipes.topr(baseline=float("nan")), "topr: baseline must be"),
         (lambda: jr.recipes.vespo(lambda_pos=0.0), "lambda_pos must be above 0"),
         (lambda: jr.recipes.vcpo(rho_base=0.0), "rho_base must be above 0"),
         (lambda: jr.recipes.vcpo(norms="last"), "vcpo: norms must be one of 'exact', 'length'"),

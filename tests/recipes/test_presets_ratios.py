@@ -145,6 +145,24 @@ def test_the_gradient_is_the_derivative(name):
     assert np.abs(grad).max() > 1e-4
 
 
+@pytest.mark.parametrize("baseline", [0.5, None])
+@pytest.mark.parametrize("level", ["sequence", "token"])
+def test_topr_is_the_mean_of_the_sums_over_sequences(level, baseline):
+    recipe, logp, batch, ready = prepared("topr", level=level, baseline=baseline)
+    rows, weights = [], []
+    for p, g in np.argwhere(np.asarray(batch.where)):
+        m, members = np.asarray(batch.mask[p, g]), np.asarray(batch.where[p])
+        r = np.asarray(batch.rewards[p], np.float64)
+        a = r[g] - (r[members].mean() if baseline is None else baseline)
+        x, mu = (np.asarray(v[p, g], np.float64)[m] for v in (logp, batch.behavior_logp))
+        change = (x - mu).sum() if level == "sequence" else x - mu
+        weights.append(np.ones(len(x)) if a > 0 else np.minimum(np.exp(change), 1.0))
+        if m.any():
+            rows.append((-weights[-1] * a * x).sum())
+    assert min(w.min() for w in weights if w.size) < 0.99  # some bad response became unlikelier
+    np.testing.assert_allclose(float(recipe.loss(logp, ready)), np.mean(rows), rtol=1e-5)
+
+
 def test_the_selections_are_those_of_the_old_policy_on_the_whole_batch():
     for name in OPTIONS:
         _, _, batch, ready = prepared(name, **OPTIONS[name])
@@ -250,6 +268,9 @@ def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
         ("gmpo", {"eps_high": 0.05}),
         ("dispo", {"eps_pos": (0.0, 0.1)}),
         ("dispo", {"eps_neg": (0.0, 0.1)}),
+        ("topr", {"level": "token"}),
+        ("topr", {"baseline": 0.25}),
+        ("topr", {"baseline": None}),
         ("minpro", {"w_min": 0.9}),
         ("minpro", {"w_max": 0.5}),
         ("minpro", {"cap_one": True}),

@@ -191,6 +191,15 @@ def ref_dispo(x, fixed, old, a, mask):
     return -np.where(a > 0, np.clip(r, 0.9, 1.3), np.clip(r, 0.6, 1.1)) * a * x
 
 
+def ref_topr(x, fixed, old, a, mask):
+    whole = np.exp(np.where(mask, fixed - old, 0.0).sum(-1, keepdims=True))
+    return -np.where(a > 0, 1.0, np.minimum(whole, 1.0)) * a * x
+
+
+def ref_topr_token(x, fixed, old, a, mask):
+    return -np.where(a > 0, 1.0, np.minimum(ratio(fixed, old), 1.0)) * a * x
+
+
 def ref_minpro(x, fixed, old, a, mask):
     weight = np.ones(x.shape)
     for i in np.ndindex(x.shape[:-1]):
@@ -255,6 +264,8 @@ CASES = {
     "cispo": (S.cispo, {"w_min": 0.8, "w_max": 1.3}, ref_cispo),
     "dft": (S.dft, {}, ref_dft),
     "dispo": (S.dispo, {"eps_pos": (0.1, 0.3), "eps_neg": (0.4, 0.1)}, ref_dispo),
+    "topr": (S.topr, {}, ref_topr),
+    "topr_token": (S.topr, {"level": "token"}, ref_topr_token),
     "minpro": (S.minpro, {"w_min": 0.3, "w_max": 1.2}, ref_minpro),
     "clip_cov": (with_context(S.clip_cov, _improbable), {"eps_high": 0.3}, ref_clip_cov),
     "kl_cov": (with_context(S.kl_cov, _improbable), {"coef": 0.5}, ref_kl_cov),

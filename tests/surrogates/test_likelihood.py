@@ -18,6 +18,7 @@ from jaxrl_llm.surrogates import (
     minpro,
     ppo_clip,
     reinforce,
+    topr,
 )
 
 TWO = jnp.ones(2, bool)
@@ -85,6 +86,39 @@ def gradient_at(ratio, advantage, **options):
     old = jnp.full(1, -3.0)
     loss = lambda x: cispo(x, old, jnp.array([advantage]), jnp.ones(1, bool), **options)[0]  # noqa: E731
     return float(jax.grad(loss)(old + jnp.log(ratio))[0])
+
+
+def test_topr_worked_numbers():
+    old_logp, logp = jnp.zeros((3, 2)), jnp.log(jnp.array([[0.5, 0.5], [0.5, 0.5], [4.0, 0.5]]))
+    advantages, mask = jnp.array([1.0, -1.0, -1.0]), jnp.ones((3, 2), bool)
+
+    def gradient(level):
+        return jax.grad(lambda x: topr(x, old_logp, advantages, mask, level=level).sum())(logp)
+
+    # Half as likely twice is a quarter as likely; twice as likely in sum counts no more than 1.
+    np.testing.assert_allclose(gradient("sequence"), [[-1, -1], [0.25, 0.25], [1, 1]], rtol=1e-6)
+    np.testing.assert_allclose(gradient("token"), [[-1, -1], [0.5, 0.5], [1, 0.5]], rtol=1e-6)
+
+
+def test_topr_by_token_is_a_choice_of_dispos_bounds():
+    rng = np.random.default_rng(3)
+    logp, old, advantages = (jnp.asarray(rng.normal(size=(4, 6)), jnp.float32) for _ in range(3))
+    mask = jnp.asarray(rng.random((4, 6)) < 0.8)
+    bounds = {"eps_pos": (0.0, 0.0), "eps_neg": (1.0, 0.0)}
+    np.testing.assert_allclose(
+        topr(logp, old, advantages, mask, level="token"),
+        dispo(logp, old, advantages, mask, **bounds),
+        rtol=1e-6,
+    )
+
+
+def test_topr_forgets_what_has_become_impossible():
+    logp, old, mask = jnp.full((1, 40), -9.0), jnp.zeros((1, 40)), jnp.ones((1, 40), bool)
+    for advantage, expected in ((-1.0, 0.0), (1.0, -1.0)):
+        loss = lambda x, a=advantage: topr(x, old, jnp.array([a]), mask).sum()  # noqa: E731
+        np.testing.assert_array_equal(jax.grad(loss)(logp), np.full((1, 40), expected))
+    with pytest.raises(ValueError, match="topr: level must be one of 'sequence', 'token'"):
+        topr(logp, old, jnp.ones(1), mask, level="batch")
 
 
 def test_cispo_worked_numbers():

@@ -451,6 +451,7 @@ _ROWS = (
     ("sppo", "TRL 1.16.0", "preferences.sppo", "beta=0.3"),
     ("srpo_vla", "siiRL af00a77", "rewards.progress_rewards", "defaults"),
     ("ssb", "VL-Rethinker dd2c17d", "curation.ssb_sample", "count=6"),
+    ("topr", "ROLL 8eb27cc", "surrogates.topr", "level='token'"),
     ("tpo", "TRL 1.16.0", "preferences.tpo", "beta=0.3 or 2; gamma=0.5; per_token=True"),
     ("training_free_grpo", "youtu-agent bef6ba5", "curation.apply_operations", "defaults"),
     ("trloo", "KernelGYM 3a84417", "advantages.trloo", "defaults; gamma=0.9"),

@@ -127,6 +127,8 @@ METHODS = (
         preset="areal"),
     Method("m2po", "M2PO, a bound on the second moment of a batch's log ratios", "2510.01161",
         "correction", ("corrections.m2_mask",), preset="m2po"),
+    Method("topr", "TOPR, tapered off-policy REINFORCE", "2503.14286", "surrogate",
+        ("surrogates.topr",), preset="topr", confidence="NOTES"),
     Method("vespo", "VESPO, a soft sequence-level importance weight", "2602.10693", "surrogate",
         ("surrogates.vespo", "surrogates.vespo_weights"), preset="vespo"),
     Method("vcpo", "VCPO, an off-policy optimal baseline; steps follow the effective sample size",

@@ -254,6 +254,8 @@ PAPERS = (
         "Large Language Model Agents", "2602.16165", ("hiper_hae",)),
     Paper("More Than One Teacher: Adaptive Multi-Guidance Policy Optimization for Diverse "
         "Exploration", "2510.02227", ("ampo",)),
+    Paper("Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
+        "2503.14286", ("topr",)),
     Paper("On the Generalization of SFT: A Reinforcement Learning Perspective with Reward "
         "Rectification", "2508.05629", ("dft",)),
     Paper("Process Reinforcement through Implicit Rewards", "2502.01456", ("prime",)),

@@ -7,8 +7,10 @@ constant; tokens of weight 0 count in the mean over tokens.
 from collections.abc import Callable
 from typing import Literal
 
+import jax.numpy as jnp
+
 from jaxrl_llm import advantages, aggregate, corrections, curation, regularizers, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
@@ -165,6 +167,49 @@ def m2po(*, threshold: float = 0.04) -> Recipe:
         ),
         paper="arXiv:2510.01161",
     )
+
+
+def topr(
+    *, level: Literal["sequence", "token"] = "sequence", baseline: float | None = 0.5
+) -> Recipe:
+    """Tapered off-policy REINFORCE: imitate what is good, unlearn what is bad only so far.
+
+        A = r - baseline;   R = probability of the response under the policy over that at sampling
+        w = 1 where A > 0, else min(R, 1), a constant
+        loss = mean over sequences of the sum over tokens of -w A logp
+
+    On the samples of the policy itself all weights are 1. They are others if the run has older data
+    (``asynchrony.max_staleness``) or several updates per batch: set its ``minibatches`` or
+    ``epochs``.
+
+    Args:
+      level: Unit of R: the "sequence" or the "token".
+      baseline: Between the rewards of bad and good responses; a higher one makes bad ones count
+        more. None for the mean of the group.
+
+    References:
+      Le Roux et al. (arXiv:2503.14286), NOTES. There rewards are -1 and 1 and the baseline is 0,
+      half of the range as here, and an iteration is a pass over samples of all prompts. ROLL's
+      ``pg_variant: topr`` is ``level="token"`` with the advantages and the weighting configured.
+    """
+    if baseline is None:
+        advantage = stateless(advantages.dr_grpo)
+    else:
+        checks.check_real("topr", finite=True, baseline=baseline)
+        advantage = stateless(above, baseline=baseline)
+    return from_base(
+        name="topr",
+        advantage=advantage,
+        surrogate=given(bind(surrogates.topr, level=level), old_logp="behavior_logp"),
+        weights=aggregate.sequence_sum,
+        paper="arXiv:2503.14286",
+        group_relative=baseline is None,
+    )
+
+
+def above(rewards: Array, *, where: Array, baseline: float) -> Array:
+    """Rewards minus a constant, 0 for rollouts that take no part."""
+    return masking.zero_masked(rewards, where) - jnp.where(where, baseline, 0.0)
 
 
 def vespo(
