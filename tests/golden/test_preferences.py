@@ -242,6 +242,7 @@ TABLES = {
         "sigmoid": of_pairs(bind(preferences.dpo, beta=0.3, label_smoothing=0.1), mean=False),
         "ipo": of_pairs(bind(preferences.ipo, beta=0.3), mean=False),
     },
+    "spin": {"sigmoid": of_pairs(bind(preferences.dpo, beta=0.3), mean=False)},
     "gemma": {
         "dpo": of_pairs(preferences.dpo, mean=False),
         "dpo_smoothed": of_pairs(bind(preferences.dpo, beta=0.3, label_smoothing=0.1), mean=False),

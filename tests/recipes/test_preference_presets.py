@@ -439,6 +439,27 @@ def test_seppo_takes_the_data_for_the_better_response_whatever_the_rewards():
     np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
 
 
+def test_spin_raises_the_data_against_the_samples_whatever_the_rewards():
+    logp, batch, policy, ref = batch_of_groups(3)
+    steered = np.tile([False, True, False], (P, 1))
+    steered[2] = False  # no response of the data, no pair
+    batch = batch.replace(extras={"steered": jnp.asarray(steered)})
+    recipe = jr.recipes.spin(beta=0.3)
+    loss, _ = loss_of(recipe, logp, batch)
+    x, want = 0.3 * (policy - ref), []
+    for p in range(P):
+        losses = [-log_sigmoid(x[p, 1] - x[p, i]) for i in (0, 2)]
+        want.append(np.mean(losses) if steered[p].any() else 0.0)
+    np.testing.assert_allclose(loss, np.mean(want), rtol=1e-5)
+    other, _ = loss_of(recipe, logp, batch.replace(rewards=1.0 - batch.rewards))
+    assert float(other) == float(loss)
+    # Samples come from the reference, which is the policy at the start of each iteration.
+    assert recipe.sampled_by == "reference"
+    old, new = {"w": jnp.zeros(1)}, {"w": jnp.ones(1)}
+    every = jr.recipes.spin(every=2).reference
+    assert [float(every(old, new, n)["w"][0]) for n in range(5)] == [0, 0, 1, 0, 1]
+
+
 def test_mnpo_compares_with_the_weighted_mean_of_earlier_policies():
     logp, batch, sides = batch_of_pairs()
     recipe = jr.recipes.mnpo(eta=0.5, ratio=0.2, weights=(3.0, 1.0))

@@ -125,6 +125,7 @@ REQUIRED = {
     "verpo": "test_passes test_where turn_ids turn_where",
     "vineppo": "prefix_values segment_ids segment_where",
     "seppo": "ref_logp steered",
+    "spin": "ref_logp steered",
     "lspo": "embeddings prompt_ids ref_logp",
     "vlm_spo": "ref_logp reward_components",
     "vapo": "old_values values",

@@ -436,6 +436,7 @@ _ROWS = (
     ("sol_rl_flow", "Sana fd8338f", "curation.contrasts", "count=4 or 5"),
     ("spark", "Spark bc47b93", "curation.judge_items", "defaults"),
     ("spg", "SPG a1c7120", "diffusion.sandwiched", "defaults; beta=2; mix=0 or 1"),
+    ("spin", "SPIN a12ba80", "preferences.dpo", "beta=0.3"),
     ("spo_sampling", "verl-recipe 48ea0a7", "advantages.uncertainty_sampling_weights", "defaults"),
     ("spo_tracker", "verl-recipe 48ea0a7", "advantages.beta_tracker_init", "defaults"),
     ("spo_tracker", "verl-recipe 48ea0a7", "advantages.beta_tracker_update", "defaults"),

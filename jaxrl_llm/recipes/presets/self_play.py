@@ -235,6 +235,41 @@ def seppo(
     )
 
 
+def spin(*, beta: float = 0.1, every: int = 100, column: str = "demonstration") -> Recipe:
+    """Self-play fine-tuning: responses of the data against samples of the last iteration's policy.
+
+        loss = -log sigmoid(x_w - x_l)
+        w = a response of the data,   l = a sample of the reference
+        reference = the policy at the beginning of the iteration
+
+    It ends where samples and data cannot be told apart. The data have no rejected responses, and
+    rewards are not read. Each response of the data is paired with all samples of its group.
+
+    Args:
+      beta: Scale of the implicit rewards, lambda in the paper.
+      every: Steps per iteration.
+      column: Column with a response in each row.
+
+    References:
+      Chen et al. (arXiv:2401.01335), with the logistic loss and the beta of the authors' code. They
+      sample all pairs of an iteration beforehand, and from the second iteration on also train on
+      those of the one before; here the reference samples during the iteration. The recipe "spin"
+      of verl pairs two samples of the policy by their rewards instead, as :func:`online_dpo` does.
+    """
+    return with_loss(
+        "spin",
+        bind(preferences.paired, loss=bind(preferences.dpo, beta=beta)),
+        reads=("ref_logp",),
+        paper="arXiv:2401.01335",
+        collector=curation.demonstrations(column=column),
+    ).replace(
+        advantage=stateless(data_first),
+        curation=None,
+        reference=bind(regularizers.reset_reference, every=every),
+        sampled_by="reference",
+    )
+
+
 def data_first(rewards: Array, *, steered: Array) -> Array:
     """1 for responses of the data and 0 for samples ``[P, G]``."""
     return jnp.where(steered, 1.0, jnp.zeros_like(rewards))
