@@ -39,9 +39,9 @@ def rollout_replay(
       share: Share of stored groups, drawn uniformly; the last group of each prompt is stored.
 
     References:
-      DOTS (arXiv:2506.05316), rollout replay, with the 8 updates per batch of the released script;
-      with its selection of prompts it is :func:`dots`. There groups of equal rewards are stored
-      and replayed too, and take the place of the stored group of their prompt.
+      DOTS (arXiv:2506.05316), rollout replay, Algorithm 1, with 8 updates per batch; with its
+      selection of prompts it is :func:`dots`. The released code has its filter commented out, so
+      there groups of equal rewards are stored and replayed too.
     """
     return from_base(
         name="rollout_replay",
