@@ -104,6 +104,7 @@ TERMS = (
     _surrogate("minillm", S.minillm),
     _surrogate("sdpo_sampled", S.sdpo_sampled, has_teacher="has_teacher"),
     _surrogate("luffy_shaping", S.luffy_shaping),
+    _surrogate("chord", S.chord),
     _surrogate("ampo", S.ampo),
     _surrogate("icpo", S.icpo),
     _surrogate("drpo_len", jr.bind(S.drpo_len, length=1024)),

@@ -10,6 +10,8 @@ ValueError for a ``mask`` without an axis or an option out of its range.
 function             sum(loss * weights) is                      names elsewhere
 ===================  ==========================================  ================================
 token_mean           mean over all unmasked tokens               token-mean (DAPO)
+guided_token_mean    (1 - mu) mean over the policy's tokens      CHORD
+                     + mu mean over those of a guide
 token_sum            sum over all unmasked tokens                token-sum, sum
 sequence_mean        mean over sequences of their token mean     seq-mean-token-mean (GRPO)
 group_mean           mean over groups of their sequence mean     DRPO
@@ -63,6 +65,45 @@ def token_mean(mask: Array) -> Array:
     """
     _check("token_mean", mask)
     return mask / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
+
+
+def guided_token_mean(mask: Array, *, steered: Array, mu: Array | float) -> Array:
+    """The policy's tokens and those of a guide, each with a mean of its own.
+
+        w[b, t] = (1 - mu) m[b, t] / max(sum of m over the policy's tokens, 1)    where not steered
+        w[b, t] = mu m[b, t] / max(sum of m over the guide's tokens, 1)           where steered
+
+    The share of the guide in the loss thus depends neither on how many responses it has nor on
+    their lengths.
+
+    Args:
+      mask: See the module.
+      steered: bool, ``[...]`` of the sequences, True for those of the guide.
+      mu: Share of the guide, between 0 and 1: a number, or an array of one value for all sequences
+        that broadcasts against ``mask``.
+
+    Returns:
+      Weights ``[..., T]``, float32; they add up to 1 if both have a token.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask, steered = jnp.array([[True, True], [True, False]]), jnp.array([False, True])
+      >>> jr.aggregate.guided_token_mean(mask, steered=steered, mu=0.25).tolist()
+      [[0.375, 0.375], [0.25, 0.0]]
+
+    References:
+      Zhang et al., CHORD (arXiv:2508.11408): the SFT loss has the weight mu beside that of GRPO.
+    """
+    function = "guided_token_mean"
+    _check(function, mask)
+    checks.check_bool(function, steered=steered)
+    checks.check_shape(function, "steered", steered, jnp.shape(mask)[:-1])
+    if isinstance(mu, int | float):
+        checks.check_share(function, mu=mu)
+    guide = steered[..., None]
+    share = jnp.asarray(mu, jnp.float32)
+    return (1.0 - share) * token_mean(mask & ~guide) + share * token_mean(mask & guide)
 
 
 def token_sum(mask: Array) -> Array:

@@ -89,6 +89,34 @@ def test_weights_are_float32_of_the_masks_shape_and_zero_where_masked(name):
     assert (np.asarray(weights > 0) == np.asarray(MASK)).all()
 
 
+def test_the_two_means_of_a_guide_and_the_policy():
+    steered = jnp.array([False, True])
+    loss = lambda mask, mu: float(  # noqa: E731
+        aggregate.weighted_sum(LOSS, aggregate.guided_token_mean(mask, steered=steered, mu=mu))
+    )
+    assert [loss(MASK, mu) for mu in (0.0, 0.5, 1.0)] == [2.5, 6.25, 10.0]
+    # However few tokens the policy has; and without one, nothing of its share goes to the guide.
+    assert loss(MASK.at[0, 1:].set(False), 0.5) == 5.5
+    assert loss(MASK.at[0].set(False), 0.25) == 2.5
+    scheduled = jnp.full((1, 1), 0.5)  # as an extra of a batch
+    weights = aggregate.guided_token_mean(MASK, steered=steered, mu=scheduled)
+    assert float(aggregate.weighted_sum(LOSS, weights)) == 6.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"mu": 1.5}, ValueError, r"guided_token_mean: mu must be in \[0, 1\]; got 1.5"),
+        ({"steered": jnp.zeros(3, bool)}, ValueError, r"steered must have shape \(2,\)"),
+        ({"steered": jnp.zeros(2)}, TypeError, "guided_token_mean: steered must be"),
+    ],
+)
+def test_bad_input_of_the_two_means(changes, error, words):
+    options = {"steered": jnp.zeros(2, bool), "mu": 0.5} | changes
+    with pytest.raises(error, match=words):
+        aggregate.guided_token_mean(MASK, **options)
+
+
 def test_weights_add_up_to_one_where_the_loss_is_a_mean():
     mask = jax.random.bernoulli(jax.random.key(0), 0.4, (5, 7))
     assert float(aggregate.token_mean(mask).sum()) == pytest.approx(1.0, rel=1e-6)

@@ -307,6 +307,7 @@ from jaxrl_llm.curation.schedules import (
     scheduled,
     sqrt_lr,
     training_progress,
+    warmup_cosine,
 )
 from jaxrl_llm.curation.strategies import (
     Operation,
@@ -661,6 +662,7 @@ __all__ = [
     "vade_information_gain",
     "valued",
     "variance_reduction",
+    "warmup_cosine",
     "width_prune",
     "win_rate_matrix",
     "window_push",

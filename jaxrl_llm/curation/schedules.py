@@ -66,6 +66,52 @@ def training_progress(step: Array, *, steps: int) -> Array:
     return jnp.clip(jnp.asarray(step, jnp.float32) / steps, 0.0, 1.0)
 
 
+def warmup_cosine(step: Array, *, peak: float, valley: float, warmup: int, decay: int) -> Array:
+    """A share that rises in a straight line and then falls along half of a cosine.
+
+        peak step / warmup                                                   for step < warmup
+        valley + (peak - valley) (1 + cos(pi (step - warmup) / decay)) / 2   for the next ``decay``
+        valley                                                               afterwards
+
+    Args:
+      step: See the module.
+      peak: Value after the warmup, in [0, 1].
+      valley: Value at the end, in [0, 1].
+      warmup: Number of batches of the rise, 0 or above.
+      decay: Number of batches of the fall, 0 or above.
+
+    Returns:
+      ``[...]`` in [0, 1].
+
+    Raises:
+      ValueError: Also if there is neither a rise nor a fall, so that a peak other than the valley
+        has no effect.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> steps = jnp.array([0, 1, 2, 4, 6, 9])
+      >>> jr.curation.warmup_cosine(steps, peak=0.5, valley=0.25, warmup=2, decay=4).tolist()
+      [0.0, 0.25, 0.5, 0.375, 0.25, 0.25]
+
+    References:
+      Zhang et al., CHORD (arXiv:2508.11408), the weight mu of its SFT loss, with the cosine of
+      Trinity-RFT and ms-swift.
+    """
+    name = "warmup_cosine"
+    checks.check_share(name, peak=peak, valley=valley)
+    checks.check_non_negative(name, finite=True, warmup=warmup, decay=decay)
+    if not (warmup or decay) and peak != valley:
+        raise ValueError(
+            f"{name}: peak {peak:g} has no effect without warmup and decay; valley is {valley:g}."
+        )
+    step = jnp.asarray(step, jnp.float32)
+    fallen = jnp.clip((step - warmup) / max(decay, 1), 0.0, 1.0)
+    falling = valley + (peak - valley) * (1.0 + jnp.cos(math.pi * fallen)) / 2
+    after = jnp.where(step >= warmup + decay, valley, falling)
+    return jnp.where(step < warmup, peak * step / max(warmup, 1), after).astype(jnp.float32)
+
+
 def no_update(advantages: Array) -> Array:
     """The scale of an update that leaves the parameters unchanged: 0.
 

@@ -80,7 +80,7 @@ from jaxrl_llm.surrogates.divergence import (
     top_tokens,
     topk_with_tail,
 )
-from jaxrl_llm.surrogates.guided import ampo, icpo, luffy_shaping, shaped_likelihood
+from jaxrl_llm.surrogates.guided import ampo, chord, icpo, luffy_shaping, shaped_likelihood
 from jaxrl_llm.surrogates.likelihood import (
     cispo,
     cispo_bounds,
@@ -114,6 +114,7 @@ __all__ = [
     "bpo_center",
     "bpo_mu_loss",
     "bpo_soft_target",
+    "chord",
     "cispo",
     "cispo_bounds",
     "clip_cov",

@@ -87,7 +87,8 @@ def luffy_shaping(
       group's deviation, and divide by a constant length.
     """
     x = _inputs.prepare("luffy_shaping", logp, old_logp, advantages, mask)
-    return _guided("luffy_shaping", x, steered, gamma, eps_low, eps_high, dual_clip)
+    shaped = _shaped("luffy_shaping", x, gamma)
+    return _guided("luffy_shaping", x, steered, shaped, eps_low, eps_high, dual_clip)
 
 
 @traits(policy_gradient=False)
@@ -127,7 +128,8 @@ def ampo(
       a division by the deviation, token sums divided by a constant length.
     """
     x = _inputs.prepare("ampo", logp, old_logp, advantages, mask)
-    return _guided("ampo", x, steered, gamma, eps_low, eps_high, dual_clip)
+    shaped = _shaped("ampo", x, gamma)
+    return _guided("ampo", x, steered, shaped, eps_low, eps_high, dual_clip)
 
 
 @traits(policy_gradient=False)
@@ -169,14 +171,73 @@ def icpo(
       0.01 for gamma.
     """
     x = _inputs.prepare("icpo", logp, old_logp, advantages, mask)
-    return _guided("icpo", x, steered, gamma, eps_low, eps_high, dual_clip)
+    shaped = _shaped("icpo", x, gamma)
+    return _guided("icpo", x, steered, shaped, eps_low, eps_high, dual_clip)
+
+
+@traits(policy_gradient=False)
+def chord(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    steered: Array,
+    phi: bool = True,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> Array:
+    """PPO's clip for the policy's rollouts, fine-tuning on an expert's.
+
+        policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
+        steered:  loss[t] = -phi[t] logp[t]
+        phi[t] = stop_gradient(p (1 - p)), p = exp(logp[t]);   1 without ``phi``
+
+    The expert's tokens have no advantage. With phi neither those that the policy already writes
+    move it nor those that it would never write, which would disrupt it. Weigh the two losses with
+    :func:`jaxrl_llm.aggregate.guided_token_mean`.
+
+    Args:
+      logp, old_logp, advantages, mask, eps_low, eps_high, dual_clip: See the package.
+      steered: See the module.
+      phi: Whether the expert's tokens are weighed; see above.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.log(jnp.full((2, 1), 0.5)), jnp.ones((2, 1), bool)
+      >>> steered, advantages = jnp.array([False, True]), jnp.array([2.0, 0.0])
+      >>> loss = lambda x: jr.surrogates.chord(x, logp, advantages, mask, steered=steered).sum()
+      >>> jax.grad(loss)(logp).round(3).tolist()
+      [[-2.0], [-0.25]]
+
+    References:
+      Zhang et al., CHORD (arXiv:2508.11408), as Trinity-RFT's ``mix_chord`` computes it,
+      which has a dual clip of 3.
+    """
+    x = _inputs.prepare("chord", logp, old_logp, advantages, mask)
+    weight = jnp.ones_like(x.logp)
+    if phi:
+        p = jax.lax.stop_gradient(jnp.exp(x.logp))
+        weight = p * (1.0 - p)
+    imitated = masking.product(-weight, x.logp)
+    return _guided("chord", x, steered, imitated, eps_low, eps_high, dual_clip)
+
+
+def _shaped(function: str, x: _inputs.Inputs, gamma: float) -> Array:
+    """The token loss of a guide's tokens with the shaped likelihood."""
+    checks.check_positive(function, gamma=gamma)
+    return -x.advantages * shaped_likelihood(x.logp, gamma=gamma)
 
 
 def _guided(
-    function: str, x: _inputs.Inputs, steered: Array, gamma, eps_low, eps_high, dual_clip
+    function: str, x: _inputs.Inputs, steered: Array, loss: Array, eps_low, eps_high, dual_clip
 ) -> Array:
-    """``ppo_clip`` where not steered, the shaped likelihood where steered."""
-    checks.check_positive(function, gamma=gamma)
+    """``ppo_clip`` where not steered, the guide's loss where steered."""
     checks.check_non_negative(function, eps_low=eps_low, eps_high=eps_high)
     checks.check_bool(function, steered=steered)
     shape = jnp.shape(x.mask)
@@ -190,5 +251,4 @@ def _guided(
     unguided = x._replace(log_ratio=masking.zero_masked(x.log_ratio, ~steered))
     clipped = _inputs.clipped_loss(unguided.ratio, x.advantages, eps_low, eps_high)
     clipped = _inputs.dual_clipped(function, clipped, x.advantages, dual_clip)
-    shaped = -x.advantages * shaped_likelihood(x.logp, gamma=gamma)
-    return x.finish(jnp.where(steered, shaped, clipped))
+    return x.finish(jnp.where(steered, loss, clipped))

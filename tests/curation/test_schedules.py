@@ -11,6 +11,7 @@ from jaxrl_llm.curation import (
     scheduled,
     sqrt_lr,
     training_progress,
+    warmup_cosine,
 )
 
 
@@ -30,6 +31,34 @@ def test_icpo_bonus_fades():
     np.testing.assert_array_equal(icpo_bonus(steps), [2, 1.5, 1, 1])
     np.testing.assert_array_equal(icpo_bonus(steps, beta=0.0), [1, 1, 1, 1])
     np.testing.assert_allclose(icpo_bonus(50, beta=0.5, anneal=100), 1.25)
+
+
+def test_a_share_that_rises_and_falls():
+    steps = jnp.array([0, 5, 10, 14, 18, 26, 99])
+    found = warmup_cosine(steps, peak=0.8, valley=0.2, warmup=10, decay=16)
+    middle = 0.2 + 0.6 * (1 + np.cos(np.pi / 4)) / 2
+    np.testing.assert_allclose(found, [0, 0.4, 0.8, middle, 0.5, 0.2, 0.2], rtol=1e-6)
+    down = warmup_cosine(jnp.arange(4), peak=0.9, valley=0.1, warmup=0, decay=2)
+    np.testing.assert_allclose(down, [0.9, 0.5, 0.1, 0.1], rtol=1e-6)
+    up = warmup_cosine(jnp.arange(4), peak=0.5, valley=0.25, warmup=2, decay=0)
+    np.testing.assert_allclose(up, [0, 0.25, 0.25, 0.25], rtol=1e-6)
+    level = warmup_cosine(jnp.arange(3), peak=0.1, valley=0.1, warmup=0, decay=0)
+    np.testing.assert_allclose(level, [0.1] * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peak": 1.5}, r"warmup_cosine: peak must be in \[0, 1\]"),
+        ({"valley": -0.1}, r"valley must be in \[0, 1\]"),
+        ({"warmup": -1}, "warmup must not be negative"),
+        ({"decay": float("inf")}, "decay must"),
+        ({"decay": 0}, "peak 0.5 has no effect without warmup and decay; valley is 0.1"),
+    ],
+)
+def test_a_share_out_of_range(changes, words):
+    with pytest.raises(ValueError, match=words):
+        warmup_cosine(0, **({"peak": 0.5, "valley": 0.1, "warmup": 0, "decay": 4} | changes))
 
 
 def test_a_schedule_as_a_controller_counts_its_steps():

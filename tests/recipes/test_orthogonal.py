@@ -68,6 +68,7 @@ SURROGATES = {
     "kl_cov": jr.given(S.kl_cov, selected="selected"),
     "clip_cov": jr.given(S.clip_cov, selected="selected"),
     "luffy": S.luffy_shaping,
+    "chord": S.chord,
 }
 TIS = jr.bind(C.importance_weights, cap=2.0)
 CORRECTIONS = {

@@ -49,6 +49,7 @@ REQUIRED = {
     "hapo": "old_entropy",
     "hbpo": "budgets",
     "icepop": "behavior_logp old_logp",
+    "chord": "steered",
     "icpo": "ref_logp steered",
     "kl_cov": "old_logp",
     "llds": "ref_logp",

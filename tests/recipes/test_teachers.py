@@ -155,6 +155,37 @@ def test_luffy():
     assert jr.recipes.luffy_shaping(length=5, entropy_coef=0.0).required_fields == {"steered"}
 
 
+@pytest.mark.parametrize("phi", [True, False])
+def test_chord_has_a_mean_of_the_rollouts_and_one_of_the_experts(phi):
+    logp, batch = make(steered=STEERED)
+    # What an expert's response is rewarded with changes nothing.
+    batch = batch.replace(rewards=jnp.where(jnp.asarray(STEERED), 7.0, batch.rewards))
+    recipe = jr.recipes.chord(phi=phi, peak=0.5, valley=0.1, warmup=2, decay=2)
+    assert recipe.required_fields == {"steered"}
+    x, old, r = double(logp, batch.old_logp, REWARDS)
+    own, expert = MASK & ~STEERED[..., None], MASK & STEERED[..., None]
+    a = np.zeros((P, G, 1))
+    for p in range(P):
+        chosen = r[p][~STEERED[p]]
+        a[p, ~STEERED[p], 0] = (chosen - chosen.mean()) / (chosen.std(ddof=1) + 1e-6)
+    grpo = clip(np.exp(x - old), a)[own].mean()
+    sft = -((np.exp(x) * (1 - np.exp(x)) if phi else 1.0) * x)[expert].mean()
+    state = recipe.init()
+    for mu in (0.0, 0.25, 0.5, 0.3, 0.1, 0.1):
+        ready, state = recipe.prepare(batch, state)
+        found = float(recipe.loss(jnp.asarray(logp), ready))
+        np.testing.assert_allclose(found, (1 - mu) * grpo + mu * sft, rtol=1e-5)
+
+
+def test_the_schedules_of_the_two_chords():
+    of = lambda recipe: recipe.computed_from("controller")["mu"].update  # noqa: E731
+    steps = jnp.arange(0, 401, 100)
+    values = lambda recipe: [float(of(recipe)(None, step)[0]) for step in steps]  # noqa: E731
+    np.testing.assert_allclose(values(jr.recipes.chord()), [0.1] * 5, rtol=1e-6)
+    falling = values(jr.recipes.chord(phi=False))
+    np.testing.assert_allclose(falling, [0.9, 0.475, 0.05, 0.05, 0.05], rtol=1e-6)
+
+
 def test_ampo():
     entropy = np.random.default_rng(6).uniform(0.5, 2, (P, G, T)).astype(np.float32)
     # Of the second group all rollouts fail: the answer of a teacher takes the place of the second,
@@ -297,6 +328,9 @@ def test_adaptive_kl_puts_the_divergence_into_the_reward(scaled):
         (lambda: jr.recipes.srpo(teacher_rate=-1.0), r"rate must be in \[0, 1\]"),
         (lambda: jr.recipes.ampo(length=0), "length must be above 0"),
         (lambda: jr.recipes.icpo(anneal=0), "anneal must be above 0"),
+        (lambda: jr.recipes.chord(peak=0.5), "peak 0.5 has no effect without warmup and decay"),
+        (lambda: jr.recipes.chord(phi=False, valley=2.0), r"valley must be in \[0, 1\]"),
+        (lambda: jr.recipes.chord(experts=0), "count must be an integer above 0"),
         (lambda: jr.recipes.llds(level="turn"), "level must be one of"),
         (lambda: jr.recipes.safe(scale=-1.0), "scale must not be negative"),
         (lambda: jr.recipes.safe(alpha=0.0), "alpha must be above 0"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.surrogates import ampo, icpo, luffy_shaping, ppo_clip, shaped_likelihood
+from jaxrl_llm.surrogates import ampo, chord, icpo, luffy_shaping, ppo_clip, shaped_likelihood
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
@@ -47,7 +47,7 @@ def test_no_overflow_at_impossible_tokens():
     assert shaped_likelihood(jnp.bfloat16(-1.0)).dtype == jnp.float32
 
 
-@pytest.mark.parametrize("surrogate", [luffy_shaping, ampo, icpo])
+@pytest.mark.parametrize("surrogate", [luffy_shaping, ampo, icpo, chord])
 def test_without_guides_it_is_ppo(surrogate):
     rng = np.random.default_rng(0)
     logp, old = rng.normal(-1, 0.5, (2, 3, 4)).astype(np.float32), np.full((2, 3, 4), -1.0, "f")
@@ -56,6 +56,7 @@ def test_without_guides_it_is_ppo(surrogate):
         luffy_shaping: {"eps_low": np.inf, "eps_high": np.inf},
         ampo: {"dual_clip": 10.0},
         icpo: {"dual_clip": 3.0},
+        chord: {},
     }[surrogate]
     np.testing.assert_array_equal(
         surrogate(logp, old, advantages, mask, steered=np.zeros((2, 3), bool)),
@@ -63,15 +64,16 @@ def test_without_guides_it_is_ppo(surrogate):
     )
 
 
+@pytest.mark.parametrize("surrogate", [ampo, chord])
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf, 1e4])
-def test_the_old_policy_is_not_read_for_a_guide(junk):
+def test_the_old_policy_is_not_read_for_a_guide(junk, surrogate):
     mask, steered = jnp.ones((2, 3), bool), jnp.array([False, True])
     logp, advantages = jnp.full((2, 3), -1.2), jnp.array([1.0, -0.5])
     old = jnp.full((2, 3), -1.0)
     dirty = jnp.where(steered[:, None], junk, old)
 
     def both(old):
-        loss = lambda x: ampo(x, old, advantages, mask, steered=steered).sum()  # noqa: E731
+        loss = lambda x: surrogate(x, old, advantages, mask, steered=steered).sum()  # noqa: E731
         return jax.value_and_grad(loss)(logp)
 
     jax.tree.map(np.testing.assert_array_equal, both(dirty), both(old))
@@ -88,6 +90,20 @@ def test_guided_gradient_is_less_where_the_token_is_already_likely():
     logp, mask = jnp.log(jnp.array([0.1, 0.9])), jnp.ones(2, bool)
     loss = lambda x: icpo(x, None, jnp.ones(()), mask, steered=mask).sum()  # noqa: E731
     np.testing.assert_allclose(jax.grad(loss)(logp), [-0.25, -0.09], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("phi", "gradient"), [(True, [-0.09, -0.25, -0.09]), (False, [-1.0, -1.0, -1.0])]
+)
+def test_an_expert_moves_most_what_the_policy_is_unsure_of(phi, gradient):
+    logp, mask = jnp.log(jnp.array([[0.1, 0.5, 0.9]])), jnp.ones((1, 3), bool)
+    steered = jnp.ones(1, bool)
+    for advantage in (0.0, -2.0):  # an expert's response has none
+        a = jnp.array([advantage])
+        loss = lambda x, a=a: chord(x, None, a, mask, steered=steered, phi=phi).sum()  # noqa: E731
+        np.testing.assert_allclose(jax.grad(loss)(logp)[0], gradient, rtol=1e-5)
+    certain = lambda x: chord(x, None, a, mask, steered=steered).sum()  # noqa: E731
+    assert not jax.grad(certain)(jnp.array([[0.0, -200.0, 0.0]])).any()
 
 
 def test_bad_steered_is_named():

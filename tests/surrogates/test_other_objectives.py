@@ -91,6 +91,12 @@ def guided(low, high, dual, gamma):
     return reference
 
 
+def ref_chord(x, c):
+    p = np.exp(c["logp"])  # of the base: the weight is a constant
+    own = _clipped(_ratio(x["logp"], c["old_logp"]), c["advantages"], 0.2, 0.3, 1.3)
+    return np.where(STEERED[..., None], -p * (1 - p) * x["logp"], own)
+
+
 SDPO = {"student_logp": "support", "teacher_logp": "support"}
 ROUTED = {"rewards": "rollout", "has_teacher": HAS_TEACHER, "distillation_weights": "token", **SDPO}
 GUIDED = {"steered": STEERED}
@@ -126,6 +132,7 @@ CASES = {
     "srpo": (surrogates.srpo, {"cap": 1.1}, ROUTED, ref_srpo),
     "luffy": (surrogates.luffy_shaping, {}, GUIDED, guided(np.inf, np.inf, None, 0.1)),
     "ampo": (surrogates.ampo, {"dual_clip": 1.3}, GUIDED, guided(0.2, 0.2, 1.3, 0.1)),
+    "chord": (surrogates.chord, {"eps_high": 0.3, "dual_clip": 1.3}, GUIDED, ref_chord),
     "icpo": (surrogates.icpo, {"gamma": 0.4, "eps_high": 0.3}, GUIDED, guided(0.2, 0.3, 3.0, 0.4)),
 }
 every = pytest.mark.parametrize("name", CASES)
@@ -291,6 +298,7 @@ def test_bad_arrays_are_named(name):
         ("srpo", {"alpha": -0.1}, "srpo: alpha must be between"),
         ("luffy", {"gamma": 0.0}, "luffy_shaping: gamma must be above 0"),
         ("ampo", {"eps_low": -0.1}, "^ampo: eps_low must not be negative"),
+        ("chord", {"eps_high": -0.1}, "^chord: eps_high must not be negative"),
         ("icpo", {"dual_clip": 1.0}, "^icpo: dual_clip must be above 1"),
     ],
 )

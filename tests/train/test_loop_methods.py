@@ -430,6 +430,44 @@ def test_a_prior_comes_with_the_prompts(tmp_path):
     assert rows[0]["loss"] != rows[1]["loss"]
 
 
+def with_demonstrations():
+    """The prompts of tiny runs with a response of an expert each."""
+    rows = tiny_prompts()
+    rows = (dataclasses.replace(x, metadata={"demonstration": "ab"}) for x in rows)
+    return PromptSet(rows, source="tiny")
+
+
+def test_chord_learns_from_experts_by_the_share_of_the_step(tmp_path):
+    options = {"data": dataclasses.replace(CONFIG.data, prompts=with_demonstrations)}
+    options |= {"optimizer": OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)}
+    three = SamplingConfig(group_size=3, max_new_tokens=4)
+
+    def run(name, **changes):
+        return train(tiny_run(tmp_path / name, **(options | {"sampling": three} | changes)))
+
+    recipe = jr.recipes.chord(phi=False, peak=1.0, valley=0.0, decay=2)
+    result = run("chord", recipe=recipe, steps=3)
+    assert [row["rollouts/demonstration"] for row in result.history] == [4.0] * 3
+    assert int(result.state.algo_state.controllers["mu"]) == 3
+    assert all(np.isfinite(row["loss"]) and row["skipped"] == 0 for row in result.history)
+
+    # With the whole share it is fine-tuning, whatever the rollouts; without, it is GRPO.
+    first = run("first", recipe=recipe, steps=1).state.params
+    one = SamplingConfig(group_size=1, max_new_tokens=4)
+    tuned = run("sft", recipe="sft", steps=1, sampling=one).state.params
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), first, tuned)
+    two = SamplingConfig(group_size=2, max_new_tokens=4)
+    no_share = jr.recipes.chord(peak=0.0, valley=0.0)
+    alone = run("alone", recipe=no_share, steps=1).state.params
+    grpo = jr.recipes.grpo(kl_coef=0.0).replace(weights=jr.aggregate.token_mean)
+    plain = run("grpo", recipe=grpo, steps=1, sampling=two).state.params
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), alone, plain)
+    assert any(
+        np.abs(x - y).max() > 1e-3
+        for x, y in zip(jax.tree.leaves(alone), jax.tree.leaves(first), strict=True)
+    )
+
+
 REFUSED = {
     "luffy_shaping": r"recipe 'luffy_shaping': .* prompt 'q0\d' has no 'demonstration' in its row",
     "nurl": r"prompt 'q0\d' has no 'hints'",

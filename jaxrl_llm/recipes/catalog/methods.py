@@ -423,6 +423,10 @@ METHODS = (
         "surrogate", ("curation.demonstrations", "curation.mixed", "surrogates.luffy_shaping",
         "surrogates.shaped_likelihood"),
         preset="luffy_shaping"),
+    Method("chord", "CHORD, GRPO and fine-tuning on an expert's responses by a scheduled share",
+        "2508.11408", "surrogate", ("advantages.grpo_imitating", "aggregate.guided_token_mean",
+        "curation.demonstrations", "curation.warmup_cosine", "surrogates.chord"),
+        preset="chord"),
     # Hints and guidance.
     Method("nurl", "NuRL, a hint for prompts that no rollout solves", "2509.25666", "curation",
         ("curation.hint_slots", "curation.hinted", "curation.ladder", "curation.needs_hint",

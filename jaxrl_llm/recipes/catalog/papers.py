@@ -254,6 +254,8 @@ PAPERS = (
         "Large Language Model Agents", "2602.16165", ("hiper_hae",)),
     Paper("More Than One Teacher: Adaptive Multi-Guidance Policy Optimization for Diverse "
         "Exploration", "2510.02227", ("ampo",)),
+    Paper("On-Policy RL Meets Off-Policy Experts: Harmonizing Supervised Fine-Tuning and "
+        "Reinforcement Learning via Dynamic Weighting", "2508.11408", ("chord",)),
     Paper("Self-Play Fine-Tuning Converts Weak Language Models to Strong Language Models",
         "2401.01335", ("spin",)),
     Paper("Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",

@@ -218,6 +218,7 @@ from jaxrl_llm.recipes.presets.self_play import (
 from jaxrl_llm.recipes.presets.sets import polychromic, srpo_vla
 from jaxrl_llm.recipes.presets.teachers import (
     ampo,
+    chord,
     dft,
     icpo,
     luffy_shaping,
@@ -273,6 +274,7 @@ __all__ = [
     "brorl",
     "capo",
     "cgpo",
+    "chord",
     "cispo",
     "clip_cov",
     "cog_rethinker",

@@ -266,6 +266,68 @@ def luffy_shaping(
     )
 
 
+def chord(
+    *,
+    phi: bool = True,
+    peak: float | None = None,
+    valley: float | None = None,
+    warmup: int = 0,
+    decay: int | None = None,
+    experts: int = 1,
+    column: str = "demonstration",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """GRPO and fine-tuning on an expert's responses, harmonized by a weight of each.
+
+        loss = (1 - mu) mean over the policy's tokens of GRPO's loss
+               + mu mean over the expert's tokens of -phi logp
+        phi = p (1 - p), a constant, in CHORD-phi;   1 in CHORD-mu
+        mu = from 0 up to peak in ``warmup`` steps, then down to valley in ``decay``
+
+    The expert's responses, of the data, are beside the rollouts of their prompts. They have no
+    part in the advantages, and their rewards no effect. The value of mu is the extra ``mu`` of a
+    batch.
+
+    Args:
+      phi: True for CHORD-phi, whose mu is 0.1; False for CHORD-mu, whose mu falls from 0.9 to 0.05
+        in 200 steps.
+      peak, valley, decay: Other numbers for mu; None for those of the variant.
+      warmup: Steps in which mu rises.
+      experts: Number of the expert's responses in a group.
+      column: The column of the data with them, a response or a list of several.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.chord().surrogate, jr.recipes.chord(phi=False).surrogate
+      (chord(eps_high=0.2, eps_low=0.2, phi=True), chord(eps_high=0.2, eps_low=0.2, phi=False))
+
+    References:
+      Zhang et al., CHORD (arXiv:2508.11408), with the settings of Trinity-RFT's ``mix_chord``: a
+      quarter as many expert responses as rollouts, so 2 beside 8, whose prompts are others than
+      those of the rollouts. ms-swift too draws them from a data set of its own.
+    """
+    usual = {"peak": 0.1, "valley": 0.1, "decay": 0}
+    if not phi:
+        usual = {"peak": 0.9, "valley": 0.05, "decay": 200}
+    mu = curation.scheduled(
+        curation.warmup_cosine,
+        peak=usual["peak"] if peak is None else peak,
+        valley=usual["valley"] if valley is None else valley,
+        warmup=warmup,
+        decay=usual["decay"] if decay is None else decay,
+    )
+    return from_base(
+        name="chord",
+        advantage=stateless(given(advantages.grpo_imitating, imitated="steered")),
+        surrogate=bind(surrogates.chord, phi=phi, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.guided_token_mean,
+        computed=(Computed("mu", mu, "controller"),),
+        collector=curation.demonstrations(count=experts, column=column, reward=1.0),
+        paper="arXiv:2508.11408",
+    )
+
+
 def ampo(
     *,
     length: float,

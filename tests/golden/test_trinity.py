@@ -1,0 +1,45 @@
+"""Our CHORD, loss, weighting and schedule, against Trinity-RFT's own code."""
+
+import golden_data
+import jax
+import pytest
+from golden_data import Ours
+
+from jaxrl_llm import aggregate, curation, surrogates
+
+TRINITY = golden_data.load("trinity")
+SCHEDULE = {"peak": 0.9, "valley": 0.05, "warmup": 4, "decay": 10}
+
+
+def chord(step, *, phi=True, **schedule):
+    def run(a):
+        mu = curation.warmup_cosine(step, **schedule)
+        weight = aggregate.guided_token_mean(a["mask"], steered=a["steered"], mu=mu)
+
+        def total(logp):
+            inputs = (logp, a["old_logp"], a["advantages"], a["mask"])
+            each = surrogates.chord(*inputs, steered=a["steered"], phi=phi, dual_clip=3.0)
+            return aggregate.weighted_sum(each, weight)
+
+        value, gradient = jax.value_and_grad(total)(a["logp"])
+        return {"loss": value, "gradient": gradient}
+
+    return Ours(run)
+
+
+TABLE = {
+    "phi": chord(0, peak=0.1, valley=0.1, warmup=0, decay=0),
+    "mu": chord(0, phi=False, peak=0.9, valley=0.1, warmup=0, decay=200),
+    "warmup": chord(3, phi=False, **SCHEDULE),
+    "decay": chord(7, **SCHEDULE),
+    "valley": chord(20, **SCHEDULE),
+}
+
+
+@pytest.mark.parametrize(("name", "case"), TRINITY.cases())
+def test_numbers_of_trinity(name, case):
+    golden_data.check(TRINITY, TABLE, name, case)
+
+
+def test_every_entry_is_compared():
+    golden_data.check_complete(TRINITY, TABLE)
