@@ -73,6 +73,7 @@ hint_consistency, ...        then: hint tokens by the policy's certainty; hint_p
 entropy_reshaping            then: more for certain answers, less for uncertain ones
 bounded_bonus                then: a bonus for hidden states of growing rank
 teacher_advantages, ...      then: the log-ratio of a teacher to the policy; prefix_weighted
+rlsd                         then: more for tokens that speak for the reward, by a teacher
 ===========================  =======================================================================
 """
 
@@ -103,6 +104,7 @@ from jaxrl_llm.advantages.batch import (
 )
 from jaxrl_llm.advantages.distillation import (
     prefix_weighted,
+    rlsd,
     span_advantages,
     teacher_advantages,
 )
@@ -388,6 +390,7 @@ __all__ = [
     "retrace_returns",
     "reward_to_go",
     "rloo",
+    "rlsd",
     "salt",
     "sampled_entropy",
     "sampled_entropy_shaping",

@@ -89,6 +89,73 @@ def teacher_advantages(
 
 
 @traits(token_values=True)
+def rlsd(
+    advantages: Array,
+    mask: Array,
+    *,
+    old_logp: Array,
+    teacher_token_logp: Array,
+    has_teacher: Array | None,
+    lam: Array | float = 0.5,
+    eps: float = 0.2,
+    negative_only: bool = False,
+) -> Array:
+    """The reward decides the direction of an update, a teacher how much each token counts.
+
+        w[t]  = clip(exp(sign(A) (teacher_token_logp[t] - old_logp[t])), 1 - eps, 1 + eps)
+        A'[t] = A ((1 - lam) + lam w[t])
+
+    Tokens that the teacher, who knows the answer, finds likelier than the policy did count more in
+    a good response and less in a bad one. No advantage changes its sign.
+
+    Args:
+      advantages, mask, old_logp: See the module.
+      teacher_token_logp: ``[..., T]`` of the same tokens under the teacher.
+      has_teacher: bool ``[...]``, False for responses without one, whose advantages stay; None if
+        all have one.
+      lam: Share of the weights, in [0, 1]; a number, or an array of one value for all responses
+        that broadcasts against ``mask``. 0 changes nothing.
+      eps: Largest distance of a weight from 1, not negative.
+      negative_only: Whether only negative advantages are weighed.
+
+    Returns:
+      Advantages ``[..., T]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old_logp, teacher = jnp.log(jnp.array([[0.5, 0.5], [0.5, 0.5]])), jnp.log(0.55)
+      >>> weighed = jr.advantages.rlsd(
+      ...     jnp.array([1.0, -1.0]), jnp.ones((2, 2), bool), old_logp=old_logp,
+      ...     teacher_token_logp=jnp.array([[teacher, 0.0], [teacher, 0.0]]),
+      ...     has_teacher=None, lam=1.0)
+      >>> weighed.round(3).tolist()
+      [[1.1..., 1.2...], [-0.909..., -0.8...]]
+
+    References:
+      Yang et al., Self-Distilled RLVR (arXiv:2604.03128), as ms-swift 4.6 computes it
+      (``advantage_reweight="rlsd"``).
+    """
+    name = "rlsd"
+    masking.check_tokens(name, mask, old_logp=old_logp, teacher_token_logp=teacher_token_logp)
+    checks.check_non_negative(name, finite=True, eps=eps)
+    if isinstance(lam, int | float):
+        checks.check_share(name, lam=lam)
+    before = masking.spread(name, "advantages", advantages, mask)
+    weighed = mask
+    if has_teacher is not None:
+        checks.check_bool(name, has_teacher=has_teacher)
+        checks.check_shape(name, "has_teacher", has_teacher, jnp.shape(mask)[:-1])
+        weighed = mask & has_teacher[..., None]
+    if negative_only:
+        weighed = weighed & (before < 0)
+    evidence = jnp.sign(before) * masking.safe_log_ratio(teacher_token_logp, old_logp, weighed)
+    weight = jnp.clip(jnp.exp(evidence), 1.0 - eps, 1.0 + eps)
+    share = jnp.asarray(lam, jnp.float32)
+    return masking.zero_masked(before * ((1.0 - share) + share * weight), mask)
+
+
+@traits(token_values=True)
 def prefix_weighted(advantages: Array, mask: Array, *, gamma: float = 0.5) -> Array:
     """Weighs early tokens more: after the policy has diverged, the teacher's signal is less useful.
 

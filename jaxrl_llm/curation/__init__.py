@@ -32,6 +32,7 @@ sample_few_shot        rows of the same user as examples; structured_score, stag
 select_extremes, ...   curation: parts of a large group; resample_on_correct, mixed_subset
 survival_rates, ...    pruning: which partial rollouts continue; predictive_gate, length_cutoff
 solution_messages      messages for a teacher that sees a right response, or feedback
+ReferenceMessages      messages for a teacher that sees the solution of the data
 answer_texts           reference answers, and the texts before them
 pooled                 collectors: fewer rollouts of easy prompts, stored successes for failed ones
 targeted               collectors: prompts near a target rate, predicted from a few references
@@ -326,7 +327,7 @@ from jaxrl_llm.curation.subsets import (
     mpt_mask,
     top_fraction_token_mask,
 )
-from jaxrl_llm.curation.teachers import answer_texts, solution_messages
+from jaxrl_llm.curation.teachers import ReferenceMessages, answer_texts, solution_messages
 from jaxrl_llm.curation.trees.edges import branch_tokens, segment_tokens
 from jaxrl_llm.curation.trees.forks import (
     Candidates,
@@ -403,6 +404,7 @@ __all__ = [
     "PromptGdroState",
     "QualityState",
     "REPLAYED",
+    "ReferenceMessages",
     "ROLES",
     "RateCalibration",
     "Replacement",

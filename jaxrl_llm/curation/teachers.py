@@ -5,12 +5,15 @@ group or the feedback of a grader. These functions run on the host, where a batc
 ``Computed("teacher_texts", function, "responses")``.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, read_text
 
 _THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
@@ -97,10 +100,70 @@ def solution_messages(
                 parts["solution"] = solution_template.replace("{solution}", solution)
             if said:
                 parts["feedback"] = feedback_template.replace("{feedback}", said)
-            text = re.sub(r"{(\w+)}", lambda m: parts.get(m[1], m[0]), template)  # noqa: B023
-            row.append(text)
+            row.append(_filled(template, parts))
         messages.append(row)
     return messages
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceMessages:
+    """The question with the solution of the data: ``(texts, prompts, metadata) -> messages``.
+
+    For ``Computed("teacher_texts", ReferenceMessages(), "responses")``. All responses to a prompt
+    have the same message.
+
+    Attributes:
+      column: Column of the data with the solution, a text.
+      template: Has the fields ``{prompt}`` and ``{solution}``, and ``{feedback}``, which is empty.
+      solution_template: Template of the solution, with the field ``{solution}``.
+
+    Raises:
+      ValueError: In a run, before it samples, if a row has no such text.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> messages = jr.curation.ReferenceMessages(
+      ...     "answer", template="{prompt} {solution}", solution_template="It is {solution}.")
+      >>> messages([["3", "4"]], prompts=["2 + 2?"], metadata=[{"answer": "4"}])
+      [['2 + 2? It is 4.', '2 + 2? It is 4.']]
+
+    References:
+      Yang et al., Self-Distilled RLVR (arXiv:2604.03128), whose teacher reads the reference answer;
+      the words of the templates are ours.
+    """
+
+    column: str = "demonstration"
+    template: str = TEMPLATE
+    solution_template: str = SOLUTION
+
+    def __call__(
+        self,
+        texts: Sequence[Sequence[str]],
+        *,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> list[list[str]]:
+        """P lists of G messages."""
+        rows = zip(texts, prompts, metadata, strict=True)
+        return [[self._of(prompt, row)] * len(group) for group, prompt, row in rows]
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Raises ValueError if a prompt's row has no solution."""
+        if not read_text("ReferenceMessages", row, self.column).strip():
+            raise ValueError(
+                f"ReferenceMessages: {self.column!r} of prompt {prompt_name(row)} is empty."
+            )
+
+    def _of(self, prompt: str, row: Mapping[str, Any]) -> str:
+        self.check(row)
+        text = read_text("ReferenceMessages", row, self.column)
+        solution = self.solution_template.replace("{solution}", text)
+        return _filled(self.template, {"prompt": prompt, "solution": solution, "feedback": ""})
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    """The template with these fields; other braces, and those of the parts, stay as they are."""
+    return re.sub(r"{(\w+)}", lambda m: parts.get(m[1], m[0]), template)
 
 
 def _without_thinking(text: str) -> str:

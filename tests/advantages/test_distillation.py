@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import prefix_weighted, span_advantages, teacher_advantages
+from jaxrl_llm.advantages import prefix_weighted, rlsd, span_advantages, teacher_advantages
 
 RNG = np.random.default_rng(0)
 MASK = np.array([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
@@ -83,6 +83,44 @@ def test_prefix_weights():
     np.testing.assert_array_equal(same, np.where(MASK, advantages, 0.0).astype(np.float32))
 
 
+@pytest.mark.parametrize("negative_only", [False, True])
+def test_a_teacher_weighs_what_speaks_for_the_reward(negative_only):
+    signed = np.array([2.0, -3.0, 1.0])
+    out = rlsd(
+        signed, MASK, old_logp=OLD, teacher_token_logp=TEACHER, has_teacher=None, lam=0.7,
+        eps=0.3, negative_only=negative_only,
+    )  # fmt: skip
+    want = np.zeros(MASK.shape)
+    for i, t in np.argwhere(MASK):
+        weight = np.clip(np.exp(np.sign(signed[i]) * (TEACHER - OLD)[i, t]), 0.7, 1.3)
+        weight = 1.0 if negative_only and signed[i] > 0 else weight
+        want[i, t] = signed[i] * (0.3 + 0.7 * weight)
+    np.testing.assert_allclose(out, want, rtol=1e-5)
+    assert ((np.asarray(out) * signed[:, None])[MASK] > 0).all()  # the reward has the direction
+
+
+def test_without_a_teacher_or_a_share_the_advantages_stay():
+    arrays = {"old_logp": OLD, "teacher_token_logp": TEACHER, "has_teacher": None}
+    plain = np.where(MASK, BEFORE[:, None], 0.0)
+    np.testing.assert_allclose(rlsd(BEFORE, MASK, lam=0.0, **arrays), plain, rtol=1e-6)
+    np.testing.assert_allclose(rlsd(BEFORE, MASK, eps=0.0, **arrays), plain, rtol=1e-6)
+    taught = np.array([True, False, True])
+    some = {"teacher_token_logp": np.where(taught[:, None], TEACHER, np.nan), "has_teacher": taught}
+    out = rlsd(BEFORE, MASK, **(arrays | some))
+    np.testing.assert_allclose(out[1], plain[1], rtol=1e-6)
+    assert np.abs(out[0] - plain[0]).max() > 0.01
+    share = jnp.full((1, 1), 0.25)  # as an extra of a batch
+    np.testing.assert_array_equal(
+        rlsd(BEFORE, MASK, lam=share, **arrays), rlsd(BEFORE, MASK, lam=0.25, **arrays)
+    )
+    certain = rlsd(
+        jnp.ones(1), jnp.ones((1, 2), bool), has_teacher=None, lam=1.0,
+        old_logp=jnp.array([[-jnp.inf, -1.0]]),
+        teacher_token_logp=jnp.array([[-jnp.inf, -jnp.inf]]),
+    )  # fmt: skip
+    np.testing.assert_allclose(certain, [[1.0, 0.8]], rtol=1e-6)
+
+
 def test_spans():
     ids = np.array([[0, 0, -1, 1, 1], [0, 1, -1, 0, 0], [0, 1, 2, 3, 4]])
     out = span_advantages(BEFORE, MASK, old_logp=OLD, teacher_span_logp=TEACHER, span_ids=ids)
@@ -104,5 +142,13 @@ def test_bad_options():
         teacher_advantages(BEFORE, MASK, discount=2.0, **arrays)
     with pytest.raises(ValueError, match="normalize has no effect with discount 0"):
         teacher_advantages(BEFORE, MASK, normalize=True, **arrays)
+    with pytest.raises(ValueError, match=r"rlsd: lam must be in \[0, 1\]; got 2"):
+        rlsd(BEFORE, MASK, has_teacher=None, lam=2.0, **arrays)
+    with pytest.raises(ValueError, match="rlsd: eps must not be negative"):
+        rlsd(BEFORE, MASK, has_teacher=None, eps=-0.1, **arrays)
+    with pytest.raises(TypeError, match="rlsd: has_teacher must be"):
+        rlsd(BEFORE, MASK, has_teacher=jnp.ones(3), **arrays)
+    with pytest.raises(ValueError, match=r"rlsd: has_teacher must have shape \(3,\)"):
+        rlsd(BEFORE, MASK, has_teacher=jnp.ones(2, bool), **arrays)
     with pytest.raises(ValueError, match="gamma"):
         prefix_weighted(OLD, MASK, gamma=-1.0)

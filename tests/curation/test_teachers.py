@@ -73,3 +73,24 @@ def test_the_first_template_asks_the_question_again():
 def test_shapes_that_disagree():
     with pytest.raises(ValueError, match="solution_messages: rewards must have shape"):
         messages(rewards=REWARDS[:1])
+
+
+def test_the_solution_of_the_data_is_in_every_message():
+    told = jr.curation.ReferenceMessages(
+        column="key", template="{prompt}|{solution}{other}", solution_template="S {solution}"
+    )
+    rows = [{"id": "a", "key": "{prompt}"}, {"id": "b", "key": "2"}]
+    found = told(TEXTS, prompts=["p", "q"], metadata=rows)
+    assert found == [["p|S {prompt}{other}"] * 3, ["q|S 2{other}"] * 3]
+    (first, *_), _ = jr.curation.ReferenceMessages("key")(
+        TEXTS, prompts=["What?", "q"], metadata=rows
+    )
+    assert first.startswith("What?\n\n") and "\n\n{prompt}\n\n" in first
+    assert "{feedback}" not in first
+    for row, words in (
+        ({"id": "a"}, "prompt 'a' has no 'key'"),
+        ({"id": "a", "key": " "}, "ReferenceMessages: 'key' of prompt 'a' is empty"),
+        ({"id": "a", "key": 3}, "ReferenceMessages: .*'key'.*'a'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            told.check(row)

@@ -1,4 +1,4 @@
-"""Our loss of dynamic fine-tuning against ms-swift's own code."""
+"""Our losses and advantages of papers against ms-swift's own code."""
 
 import golden_data
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from golden_data import Ours
 
-from jaxrl_llm import surrogates
+from jaxrl_llm import advantages, surrogates
 
 SWIFT = golden_data.load("swift_losses")
 
@@ -23,7 +23,26 @@ def dft(a):
     return {"loss": value, "gradient": gradient}
 
 
-TABLE = {"dft": Ours(dft)}
+def rlsd(**options):
+    def run(a):
+        found = advantages.rlsd(
+            a["advantages"],
+            a["mask"],
+            old_logp=a["old_logp"],
+            teacher_token_logp=a["logp"],
+            has_teacher=None,
+            **options,
+        )
+        return {"advantages": found}
+
+    return Ours(run)
+
+
+TABLE = {
+    "dft": Ours(dft),
+    "rlsd": rlsd(),
+    "rlsd_negative": rlsd(lam=1.0, eps=0.4, negative_only=True),
+}
 
 
 @pytest.mark.parametrize(("name", "case"), SWIFT.cases())

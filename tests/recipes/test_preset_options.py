@@ -109,6 +109,7 @@ REQUIRED = {
     "minillm": "behavior_logp old_logp teacher_token_logp texts",
     "on_policy_distillation": "old_logp teacher_token_logp",
     "span_distillation": "old_logp span_ids teacher_span_logp",
+    "rlsd": "has_teacher old_logp teacher_token_logp",
     "sdpo": "has_teacher teacher_logp top_ids",
     "sol_rl": "behavior_logp old_logp",
     "spo_chain": "old_logp prefix_values ref_logp segment_ids segment_where",

@@ -123,6 +123,24 @@ def test_sdpo_averages_over_the_taught_tokens():
     np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("decay", [None, 4])
+def test_rlsd_weighs_the_advantages_of_tokens(decay):
+    teacher = np.random.default_rng(8).normal(-1.5, 0.5, (P, G, T)).astype(np.float32)
+    taught = np.where(HAS_TEACHER[..., None], teacher, np.nan)
+    logp, batch = make(has_teacher=HAS_TEACHER, teacher_token_logp=taught)
+    recipe = jr.recipes.rlsd(lam=0.8, decay=decay, weight_eps=0.3)
+    x, old, r, t = double(logp, batch.old_logp, REWARDS, teacher)
+    a = zscores(r)[..., None]
+    weight = np.clip(np.exp(np.sign(a) * (t - old)), 0.7, 1.3)
+    weight = np.where(HAS_TEACHER[..., None], weight, 1.0)
+    state = recipe.init()
+    for lam in (0.8, 0.8, 0.8) if decay is None else (0.8, 0.6, 0.4):
+        ready, state = recipe.prepare(batch, state)
+        found = float(recipe.loss(jnp.asarray(logp), ready))
+        token = clip(np.exp(x - old), a * ((1 - lam) + lam * weight))
+        np.testing.assert_allclose(found, token[MASK].mean(), rtol=1e-4)
+
+
 def test_srpo():
     student, teacher = distributions(4)
     entropy = np.random.default_rng(5).uniform(0, 2, (P, G, T)).astype(np.float32)
@@ -324,6 +342,9 @@ def test_adaptive_kl_puts_the_divergence_into_the_reward(scaled):
         (lambda: jr.recipes.sdpo(alpha=2.0), "alpha must be between 0 and 1"),
         (lambda: jr.recipes.sdpo(top=0), "count must be above 0"),
         (lambda: jr.recipes.sdpo(teacher_rate=2.0), r"rate must be in \[0, 1\]"),
+        (lambda: jr.recipes.rlsd(lam=1.5), r"lam must be in \[0, 1\]"),
+        (lambda: jr.recipes.rlsd(weight_eps=-1.0), "eps must not be negative"),
+        (lambda: jr.recipes.rlsd(decay=0), "steps must be above 0"),
         (lambda: jr.recipes.srpo(beta=-1.0), "beta must not be negative"),
         (lambda: jr.recipes.srpo(teacher_rate=-1.0), r"rate must be in \[0, 1\]"),
         (lambda: jr.recipes.ampo(length=0), "length must be above 0"),

@@ -256,7 +256,7 @@ def test_a_first_observation_that_cannot_be_read_names_the_prompt():
     episodes.close()
 
 
-@pytest.mark.parametrize("recipe", ["sdpo", "srpo"])
+@pytest.mark.parametrize("recipe", ["rlsd", "sdpo", "srpo"])
 def test_a_teacher_of_the_texts_of_the_data_is_refused(tmp_path, recipe):
     with pytest.raises(ValueError, match=f"recipe '{recipe}' writes the prompts of its teacher"):
         load_experiment(config(tmp_path, Letters(), recipe=recipe))

@@ -468,6 +468,27 @@ def test_chord_learns_from_experts_by_the_share_of_the_step(tmp_path):
     )
 
 
+def test_rlsd_is_taught_by_the_policy_that_reads_the_solution(tmp_path):
+    options = {"data": dataclasses.replace(CONFIG.data, prompts=with_demonstrations)}
+    options |= {"optimizer": OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0), "steps": 1}
+
+    def params(name, **changes):
+        return train(tiny_run(tmp_path / name, **(options | changes))).state.params
+
+    plain = jr.recipes.grpo(kl_coef=0.0).replace(weights=jr.aggregate.token_mean)
+    grpo, none = params("grpo", recipe=plain), params("none", recipe=jr.recipes.rlsd(lam=0.0))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), grpo, none)
+    full = params("full", recipe=jr.recipes.rlsd(lam=1.0))
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), grpo, full)
+    assert max(jax.tree.leaves(moved)) > 1e-4
+    result = train(tiny_run(tmp_path / "decay", **options | {
+        "recipe": jr.recipes.rlsd(decay=2), "steps": 3}))  # fmt: skip
+    assert int(result.state.algo_state.controllers["teacher_share"]) == 3
+    assert all(np.isfinite(row["loss"]) and row["skipped"] == 0 for row in result.history)
+    with pytest.raises(ValueError, match="prompt 'q00' has no 'demonstration'"):
+        train(tiny_run(tmp_path / "bare", recipe="rlsd"))
+
+
 REFUSED = {
     "luffy_shaping": r"recipe 'luffy_shaping': .* prompt 'q0\d' has no 'demonstration' in its row",
     "nurl": r"prompt 'q0\d' has no 'hints'",

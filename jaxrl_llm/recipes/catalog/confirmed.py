@@ -369,6 +369,8 @@ _ROWS = (
     ("rloo", "TRL 1.16.0", "advantages.rloo", "defaults"),
     ("rloo", "tunix 0.1.7", "advantages.rloo", "defaults"),
     ("rloo", "verl 0.9.1", "advantages.rloo", "defaults; singleton='raw'"),
+    ("rlsd", "ms-swift 4.6.0", "advantages.rlsd",
+        "eps=0.4; has_teacher=None; lam=1; negative_only=True"),
     ("rm_losses", "rax 0.4.0", "preferences.pair_logistic", "reduce='mean'"),
     ("rm_losses", "rax 0.4.0", "preferences.plackett_luce", "defaults"),
     ("rm_losses", "TRL 1.13.0", "preferences.process_reward", "defaults"),

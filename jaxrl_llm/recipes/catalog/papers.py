@@ -254,6 +254,7 @@ PAPERS = (
         "Large Language Model Agents", "2602.16165", ("hiper_hae",)),
     Paper("More Than One Teacher: Adaptive Multi-Guidance Policy Optimization for Diverse "
         "Exploration", "2510.02227", ("ampo",)),
+    Paper("Self-Distilled RLVR", "2604.03128", ("rlsd",)),
     Paper("On-Policy RL Meets Off-Policy Experts: Harmonizing Supervised Fine-Tuning and "
         "Reinforcement Learning via Dynamic Weighting", "2508.11408", ("chord",)),
     Paper("Self-Play Fine-Tuning Converts Weak Language Models to Strong Language Models",

@@ -173,6 +173,67 @@ def sdpo(
     )
 
 
+def rlsd(
+    *,
+    lam: float = 0.5,
+    decay: int | None = None,
+    weight_eps: float = 0.2,
+    negative_only: bool = False,
+    column: str = "demonstration",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Self-distilled RLVR: GRPO whose advantages a self-teacher spreads over the tokens.
+
+        w[t] = clip(exp(sign(A) (log p_teacher[t] - log p_old[t])), 1 - eps, 1 + eps)
+        A[t] = A ((1 - lam) + lam w[t]),   A as in GRPO, eps = weight_eps
+
+    The teacher is the policy itself at the start of the step, after a prompt that also holds the
+    solution of the data (``curation.ReferenceMessages``). Where that prompt does not fit into the
+    model's context, the advantages stay as they are.
+
+    Args:
+      lam: Share of the weights.
+      decay: Steps in which ``lam`` falls in a straight line to 0; None for a constant.
+      weight_eps: Largest distance of a weight from 1.
+      negative_only: Whether only responses with a negative advantage are weighed.
+      column: Column of the data with the solution, a text.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.rlsd().has_teacher, jr.recipes.rlsd().learns_from_model
+      (True, False)
+
+    References:
+      Yang et al., Self-Distilled RLVR (arXiv:2604.03128), NOTES: the formula and the defaults are
+      those of ms-swift 4.6, which also has a warmup of ``lam``, off by default.
+    """
+    weigh = bind(advantages.rlsd, lam=lam, eps=weight_eps, negative_only=negative_only)
+    computed = (
+        Computed(TEACHER_TEXTS, curation.ReferenceMessages(column), "responses"),
+        Computed("teacher_token_logp", surrogates.target_log_probs, "teacher"),
+    )
+    if decay is not None:
+        weigh = given(
+            bind(advantages.rlsd, eps=weight_eps, negative_only=negative_only), lam="teacher_share"
+        )
+        share = curation.scheduled(fading, start=lam, steps=decay)
+        computed = (*computed, Computed("teacher_share", share, "controller"))
+    return from_base(
+        name="rlsd",
+        advantage=chain(stateless(advantages.grpo), stateless(weigh)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        computed=computed,
+        paper="arXiv:2604.03128",
+    )
+
+
+def fading(step: Array, *, start: float, steps: int) -> Array:
+    """From ``start`` in a straight line to 0."""
+    progress = curation.training_progress(step, steps=steps)
+    return curation.linear_schedule(progress, start=start, end=0.0)
+
+
 def srpo(
     *,
     success: float = 1.0,

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/swift_losses.*: ms-swift's loss of dynamic fine-tuning.
+"""Writes tests/golden/estimators/swift_losses.*: ms-swift's losses and advantages of papers.
 
     python tests/golden/make/swift_losses.py PACKAGE
 
@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import torch
 from estimator_cases import Writer
 from paper_code import array, take
-from torch_arrays import tensor
+from torch_arrays import tensor, tokens
 
 VERSION = "4.6.0"
 UTILS = "swift/trainers/utils.py"
+ADVANTAGE = "swift/rl_core/advantage.py"
 
 
 def main():
@@ -30,6 +31,21 @@ def main():
         (gradient,) = torch.autograd.grad(loss, [logits])
         return {"loss": array(loss), "gradient": array(gradient)}
 
+    (reweight,) = take(Path(sys.argv[1]) / ADVANTAGE, "apply_rlsd_reweight")
+
+    def rlsd(**options):
+        def compute(case, a):
+            found = reweight(
+                tensor(case, a["advantages"][..., None])[:, 0],
+                tensor(case, a["mask"]),
+                tensor(case, a["logp"]),
+                tensor(case, a["old_logp"]),
+                **options,
+            )
+            return {"advantages": tokens(found)}
+
+        return compute
+
     writer = Writer(
         "swift_losses", "ms-swift", ["torch", "numpy"], "swift_losses.py", version=VERSION
     )
@@ -42,6 +58,19 @@ def main():
         arguments={"enable_dft_loss": True},
         tolerance={"float32": 1e-4, "bfloat16": 5e-2},
     )
+    for name, options in (
+        ("rlsd", {"lam": 0.5, "clip_range": 0.2}),
+        ("rlsd_negative", {"lam": 1.0, "clip_range": 0.4, "negative_only": True}),
+    ):
+        writer.add(
+            name,
+            ["rlsd"],
+            f"{ADVANTAGE}: apply_rlsd_reweight",
+            rlsd(**options),
+            inputs="tokens",
+            arguments=options,
+            note="the teacher's log-probabilities are logp",
+        )
     writer.save()
 
 
