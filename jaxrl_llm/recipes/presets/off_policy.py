@@ -189,8 +189,10 @@ def topr(
 
     References:
       Le Roux et al. (arXiv:2503.14286), NOTES. There rewards are -1 and 1 and the baseline is 0,
-      half of the range as here, and an iteration is a pass over samples of all prompts. ROLL's
-      ``pg_variant: topr`` is ``level="token"`` with the advantages and the weighting configured.
+      half of the range as here, and an iteration is a pass over samples of all prompts; their runs
+      divide the loss of a sequence by its length, which is ``weights=aggregate.sequence_mean``.
+      ROLL's ``pg_variant: topr`` is ``level="token"`` with the advantages and the weighting
+      configured; ``loss_mode: topr`` of verl's newest code takes R to the power 1 / length.
     """
     if baseline is None:
         advantage = stateless(advantages.dr_grpo)
