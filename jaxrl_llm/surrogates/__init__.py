@@ -80,6 +80,7 @@ from jaxrl_llm.surrogates.divergence import (
     top_tokens,
     topk_with_tail,
 )
+from jaxrl_llm.surrogates.group_variance import gvpo
 from jaxrl_llm.surrogates.guided import ampo, chord, icpo, luffy_shaping, shaped_likelihood
 from jaxrl_llm.surrogates.likelihood import (
     cispo,
@@ -138,6 +139,7 @@ __all__ = [
     "gspo",
     "gspo_token",
     "gspo_turns",
+    "gvpo",
     "hapo",
     "icpo",
     "keep_taught",

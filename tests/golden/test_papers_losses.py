@@ -35,6 +35,20 @@ def loss(surrogate, weights, *names, **options):
     return run
 
 
+def gvpo(beta):
+    def run(a):
+        weight, centered = aggregate.group_mean(a["mask"]), advantages.dr_grpo(a["rewards"])
+
+        def total(logp):
+            each = surrogates.gvpo(logp, a["old_logp"], centered, a["mask"], beta=beta)
+            return len(each) * aggregate.weighted_sum(each, weight)  # theirs adds up the groups
+
+        value, gradient = jax.value_and_grad(total)(a["logp"])
+        return {"loss": value, "gradient": gradient}
+
+    return run
+
+
 def drpo(tau=10.0, lam=0.1, beta=0.0, estimator="k1"):
     def run(a):
         mask, side = a["mask"], advantages.dr_grpo(a["rewards"])
@@ -158,6 +172,7 @@ ON_A_BOUND = {
     )
 }
 TABLES = {
+    "verl_gvpo": {"beta_0.1": Ours(gvpo(0.1)), "beta_1": Ours(gvpo(1.0))},
     "drpo": {
         "objective": drpo(),
         "sharp": drpo(tau=0.5, lam=0.5),

@@ -285,6 +285,7 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.icepop(lower=1.5), "must have 1 between them"),
         (lambda: jr.recipes.areal(m2_threshold=0.0), "threshold must be above 0"),
         (lambda: jr.recipes.areal(cap=0.5), "must have 1 between them"),
+        (lambda: jr.recipes.gvpo(beta=0.0), "gvpo: beta must be above 0"),
         (lambda: jr.recipes.topr(level="batch"), "topr: level must be one of"),
         (lambda: jr.recipes.topr(baseline=float("nan")), "topr: baseline must be"),
         (lambda: jr.recipes.vespo(lambda_pos=0.0), "lambda_pos must be above 0"),

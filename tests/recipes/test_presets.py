@@ -214,6 +214,7 @@ PASSES = {
     "gdpo_elbo": (12, 1),
     "gmpo": (1, 8),
     "gspo": (1, 4),
+    "gvpo": (1, 4),
     "hapo": (1, 16),
     "hbpo": (1, 4),
     "icpo": (1, 2),

@@ -163,6 +163,28 @@ def test_topr_is_the_mean_of_the_sums_over_sequences(level, baseline):
     np.testing.assert_allclose(float(recipe.loss(logp, ready)), np.mean(rows), rtol=1e-5)
 
 
+def test_gvpo_is_the_mean_over_groups_of_the_squared_errors():
+    recipe, logp, batch, ready = prepared("gvpo", beta=0.4)
+    mask, where = np.asarray(batch.mask), np.asarray(batch.where)
+
+    def total(x):
+        groups = []
+        for p in range(P):
+            members = [g for g in range(G) if where[p, g] and mask[p, g].any()]
+            r = np.asarray(batch.rewards, np.float64)[p, members]
+            change = np.where(mask[p], x[p] - np.asarray(batch.old_logp[p], np.float64), 0.0)
+            d = 0.4 * change.sum(-1)[members]
+            error = (d - d.mean()) - (r - r.mean())
+            groups.append((error**2).sum() / 2 / (len(members) - 1))
+        return np.mean(groups)
+
+    np.testing.assert_allclose(float(recipe.loss(logp, ready)), total(logp), rtol=1e-5)
+    grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
+    expect_derivative(grad, total, logp, rtol=1e-4, atol=1e-6)
+    # What is even in reward is held together too: its log-ratios are not even.
+    assert np.abs(grad[1]).max() > 1e-3
+
+
 def test_the_selections_are_those_of_the_old_policy_on_the_whole_batch():
     for name in OPTIONS:
         _, _, batch, ready = prepared(name, **OPTIONS[name])
@@ -268,6 +290,7 @@ def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
         ("gmpo", {"eps_high": 0.05}),
         ("dispo", {"eps_pos": (0.0, 0.1)}),
         ("dispo", {"eps_neg": (0.0, 0.1)}),
+        ("gvpo", {"beta": 0.2}),
         ("topr", {"level": "token"}),
         ("topr", {"baseline": 0.25}),
         ("topr", {"baseline": None}),

@@ -196,6 +196,8 @@ _ROWS = (
     ("gspo", "verl 0.9.1", "surrogates.gspo", "eps_high=0.04; eps_low=0.03"),
     ("gspo_token", "tunix 0.1.7", "surrogates.gspo_token", "eps_high=0.04; eps_low=0.03"),
     ("gspo_token", "verl 0.9.1", "surrogates.gspo_token", "eps_high=0.04; eps_low=0.03"),
+    ("gvpo", "verl-recipe 48ea0a7", "aggregate.group_mean", "defaults"),
+    ("gvpo", "verl-recipe 48ea0a7", "surrogates.gvpo", "defaults; beta=1"),
     ("hapo", "HAPO 7671dde", "advantages.entropy_signal", "defaults"),
     ("hapo", "HAPO 7671dde", "advantages.token_grpo", "defaults"),
     ("hapo", "HAPO 7671dde", "surrogates.hapo", "defaults; dual_clip=3"),

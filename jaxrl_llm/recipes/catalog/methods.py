@@ -359,6 +359,8 @@ METHODS = (
     Method("gdpo", "GDPO, several rewards normalized separately", "2601.05242", "advantage",
         ("advantages.gate_rewards", "advantages.gdpo", "advantages.gdpo_token",
         "advantages.sum_components"), preset="gdpo"),
+    Method("gvpo", "GVPO, log-ratios of a group fitted to its rewards", "2504.19599", "surrogate",
+        ("aggregate.group_mean", "surrogates.gvpo"), preset="gvpo"),
     Method("drpo_len", "DRPO, length weighted among correct answers only", "2510.04474",
         "surrogate", ("aggregate.group_mean", "surrogates.drpo_kl_coef",
         "surrogates.drpo_len", "surrogates.kl_barrier", "surrogates.kl_from_old",

@@ -259,6 +259,8 @@ PAPERS = (
         "Reinforcement Learning via Dynamic Weighting", "2508.11408", ("chord",)),
     Paper("Self-Play Fine-Tuning Converts Weak Language Models to Strong Language Models",
         "2401.01335", ("spin",)),
+    Paper("GVPO: Group Variance Policy Optimization for Large Language Model Post-Training",
+        "2504.19599", ("gvpo",)),
     Paper("Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
         "2503.14286", ("topr",)),
     Paper("On the Generalization of SFT: A Reinforcement Learning Perspective with Reward "

@@ -465,6 +465,35 @@ def rover(*, rho: float = 1.0, beta: float = 1.0) -> Recipe:
     )
 
 
+def gvpo(*, beta: float = 0.1) -> Recipe:
+    """Group variance policy optimization: log-ratios fitted to rewards, both around their mean.
+
+        d_i = beta sum over tokens of (logp_i - old_logp_i)
+        e_i = (d_i - mean_group d) - (r_i - mean_group r)
+        loss = mean over groups of the sum of e_i^2 / 2 over n - 1      n responses in the group
+
+    In the first update of a batch it is a policy gradient with a leave-one-out baseline, times
+    beta; in the later ones, and on older data (``asynchrony.max_staleness``), a response whose
+    probability has already changed enough is held there.
+
+    Args:
+      beta: Weight of the KL divergence from the policy that sampled, above 0, in units of reward.
+
+    References:
+      Zhang et al. (arXiv:2504.19599), and the authors' script and verl's recipe, which are the
+      same: beta 0.1, groups of 4, minibatches of 256 of 1024 prompts. There the loss is the sum
+      over the prompts of a device's microbatch of 16 responses, here the mean over all prompts.
+    """
+    return from_base(
+        name="gvpo",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.gvpo, beta=beta),
+        weights=aggregate.group_mean,
+        minibatches=4,
+        paper="arXiv:2504.19599",
+    )
+
+
 def drpo_len(
     *,
     length: float,

@@ -1,0 +1,154 @@
+"""gvpo against the paper's loss written group by group in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm import aggregate
+from jaxrl_llm.core import traits_of
+from jaxrl_llm.surrogates import gvpo, reinforce
+
+# Groups with an empty response, with one response, and without any.
+LENGTHS = np.array([[5, 3, 1], [0, 4, 2], [0, 0, 5], [0, 0, 0], [2, 1, 4]])
+SHAPE = (*LENGTHS.shape, 5)
+MASK = np.arange(5) < LENGTHS[..., None]
+MASK[4, 2, 1] = False  # an observation between two turns
+GROUPS = 4
+RNG = np.random.default_rng(0)
+OLD = RNG.normal(-1.5, 0.6, SHAPE).astype(np.float32)
+LOGP = (OLD + RNG.normal(0.05, 0.4, SHAPE)).astype(np.float32)
+REWARDS = RNG.uniform(0, 1, SHAPE[:-1]).astype(np.float32)
+
+
+def paper64(logp, old, rewards, mask, beta):
+    total, groups = 0.0, 0
+    for x, o, r, m in zip(logp, old, rewards, mask, strict=True):
+        rows = [g for g in range(len(m)) if m[g].any()]
+        groups += bool(rows)
+        if len(rows) > 1:
+            d = np.array([beta * (x[g] - o[g])[m[g]].sum() for g in rows])
+            error = (d - d.mean()) - (r[rows] - r[rows].mean())
+            total += (error**2).sum() / 2 / (len(rows) - 1)
+    return total / groups
+
+
+def loss(logp, old=OLD, rewards=REWARDS, mask=MASK, beta=0.3):
+    tokens = gvpo(logp, old, rewards, mask, beta=beta)
+    return aggregate.weighted_sum(tokens, aggregate.group_mean(jnp.asarray(mask)))
+
+
+def test_worked_numbers():
+    # Log-ratios 1, 0 and -1 of whole responses, and rewards 1, 0 and 0; beta 0.5.
+    old = jnp.full((3, 2), -2.0)
+    logp = old + jnp.array([[0.5, 0.5], [0.25, -0.25], [-1.0, 0.0]])
+    mask, rewards = jnp.ones((3, 2), bool), jnp.array([1.0, 0.0, 0.0])
+    tokens = gvpo(logp, old, rewards, mask, beta=0.5)
+    error = np.array([0.5 - 2 / 3, 1 / 3, -0.5 + 1 / 3])
+    np.testing.assert_allclose(tokens[:, 0], 1.5 * error**2 / 2, rtol=1e-6)
+    np.testing.assert_array_equal(tokens[:, 0], tokens[:, 1])
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0])
+def test_value_and_gradient_are_those_of_the_paper(beta):
+    value, gradient = jax.jit(jax.value_and_grad(lambda x: loss(x, beta=beta)))(LOGP)
+    arrays = [np.float64(x) for x in (OLD, REWARDS)]
+    x64 = LOGP.astype(np.float64)
+    assert float(value) == pytest.approx(paper64(x64, *arrays, MASK, beta), rel=1e-5)
+    numeric = np.zeros(SHAPE)
+    for i in np.ndindex(SHAPE):
+        ends = []
+        for step in (1e-6, -1e-6):
+            moved = x64.copy()
+            moved[i] += step
+            ends.append(paper64(moved, *arrays, MASK, beta))
+        numeric[i] = (ends[0] - ends[1]) / 2e-6
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-6)
+    # A response alone in its group has nothing to be compared with.
+    assert not gradient[2].any() and gradient[1].any()
+
+
+def test_at_the_old_policy_it_is_a_leave_one_out_policy_gradient():
+    mask = np.ones(SHAPE, bool)
+    for old in (None, LOGP):
+        gradient = jax.grad(lambda x, old=old: loss(x, old, mask=mask))(LOGP)
+
+        def plain(x):
+            tokens = reinforce(x, None, jr.advantages.rloo(REWARDS), mask)
+            return aggregate.weighted_sum(tokens, aggregate.sequence_sum(jnp.asarray(mask)))
+
+        np.testing.assert_allclose(gradient, 0.3 * jax.grad(plain)(LOGP), rtol=1e-4, atol=1e-7)
+        assert np.abs(gradient).max() > 1e-3
+
+
+def test_the_optimum_is_the_old_policy_times_the_exponential_of_the_reward_over_beta():
+    rng = np.random.default_rng(1)
+    old, rewards = np.log(rng.dirichlet(np.ones(6))), rng.uniform(0, 1, 6)
+    tilted = old + rewards / 0.5
+    best = tilted - np.log(np.exp(tilted).sum())
+    mask = np.ones((1, 6, 1), bool)
+
+    def of(logp):
+        return loss(
+            jnp.float32(logp)[None, :, None], np.float32(old)[None, :, None],
+            np.float32(rewards)[None], mask, beta=0.5,
+        )  # fmt: skip
+
+    assert float(of(best)) < 1e-12 < 1e-3 < float(of(old))
+    # Descent on the logits ends there, though neither policy drew the responses.
+    logits = jnp.zeros(6)
+    descend = jax.jit(lambda z: z - 2.0 * jax.grad(lambda z: of(jax.nn.log_softmax(z)))(z))
+    for _ in range(300):
+        logits = descend(logits)
+    np.testing.assert_allclose(jax.nn.log_softmax(logits), best, atol=1e-3)
+
+
+def test_only_differences_within_a_group_count():
+    shift = np.float32([[2.0], [-1.0], [0.5], [3.0], [-4.0]])
+    one, other = (jax.grad(loss)(LOGP, rewards=r) for r in (REWARDS, REWARDS + shift))
+    np.testing.assert_allclose(one, other, atol=1e-5)
+    # The normalizer of a prompt is a constant added to its log-ratios: the same at every response.
+    each = np.where(LENGTHS > 0, 1.0 / np.maximum(MASK.sum(-1), 1), 0.0)[..., None]
+    moved = (LOGP + each).astype(np.float32)
+    np.testing.assert_allclose(loss(moved), loss(LOGP), rtol=1e-4)
+    order = [2, 0, 1]
+    turned = loss(LOGP[:, order], OLD[:, order], REWARDS[:, order], MASK[:, order])
+    np.testing.assert_allclose(turned, loss(LOGP), rtol=1e-6)
+
+
+def test_masked_cells_are_never_read():
+    both = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+    clean = both(LOGP, OLD, REWARDS)
+    assert not np.any(clean[1][1]) and not np.any(clean[1][2])
+    for junk in np.float32([1e4, np.nan, np.inf]):
+        arrays = [np.where(MASK, x, junk) for x in (LOGP, OLD)]
+        dirty = both(*arrays, np.where(MASK.any(-1), REWARDS, junk))
+        jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+    assert np.isnan(loss(LOGP, rewards=np.where(LENGTHS == 3, np.nan, REWARDS)))
+    assert gvpo(LOGP.astype(jnp.bfloat16), OLD, REWARDS, MASK).dtype == jnp.float32
+    assert not np.any(jax.grad(loss)(LOGP, mask=np.zeros(SHAPE, bool)))
+
+
+def test_marks_and_bad_input():
+    facts = traits_of(gvpo)
+    assert (facts.level, facts.policy_gradient, facts.takes_correction) == (
+        "sequence",
+        False,
+        False,
+    )
+    for words, call in {
+        r"gvpo: advantages must have one value a sequence \(5, 3\)": lambda: gvpo(
+            LOGP, OLD, LOGP, MASK
+        ),
+        r"gvpo: logp must have at least 2 axes; got shape \(5,\)": lambda: gvpo(
+            LOGP[0, 0], None, jnp.ones(()), MASK[0, 0]
+        ),
+        "gvpo: beta must be above 0": lambda: loss(LOGP, beta=0.0),
+        "gvpo: beta must be .*finite": lambda: loss(LOGP, beta=float("inf")),
+        r"gvpo: .*old_logp \(5, 3, 4\)": lambda: gvpo(LOGP, OLD[..., :4], REWARDS, MASK),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+    with pytest.raises(TypeError, match="gvpo: mask must be bool|gvpo: mask must be a bool"):
+        gvpo(LOGP, OLD, REWARDS, MASK.astype(float))
