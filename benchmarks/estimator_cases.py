@@ -53,6 +53,7 @@ ADVANTAGES = (
     _advantage("grpo", A.grpo),
     _advantage("grpo, batch scale", jr.bind(A.grpo, scale="batch")),
     _advantage("dr_grpo", A.dr_grpo),
+    _advantage("asymre", A.asymre),
     _advantage("rloo", A.rloo),
     _advantage("remax", A.remax),
     _advantage("opo", A.opo),

@@ -16,6 +16,7 @@ stops the gradient.
 ===========================  =======================================================================
 grpo                         minus the group mean, over a standard deviation
 dr_grpo                      minus the group mean
+asymre                       minus a baseline a constant below the group mean
 grpo_split                   minus the mean of the rollouts without a guide
 rloo                         minus the mean of the other rollouts
 reinforce_pp_baseline        minus the group mean, then normalized over the batch
@@ -116,7 +117,16 @@ from jaxrl_llm.advantages.entropy import (
     signal_temperature,
     token_grpo,
 )
-from jaxrl_llm.advantages.group import dr_grpo, gpg, grpo, grpo_split, hbpo, informative_share, rloo
+from jaxrl_llm.advantages.group import (
+    asymre,
+    dr_grpo,
+    gpg,
+    grpo,
+    grpo_split,
+    hbpo,
+    informative_share,
+    rloo,
+)
 from jaxrl_llm.advantages.hidden_rank import (
     RankBaseline,
     RankGrowth,
@@ -286,6 +296,7 @@ __all__ = [
     "Visits",
     "ace",
     "adhint",
+    "asymre",
     "batch_normalize",
     "best_of_value",
     "beta_tracker_init",

@@ -143,6 +143,42 @@ def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton 
     return _inputs.settle_group(centered, rewards, rewards, where, singleton)
 
 
+def asymre(rewards: Array, *, where: Array | None = None, shift: float = -0.1) -> Array:
+    """Rewards minus a baseline that lies a constant below their group mean.
+
+        A_i = r_i - (mean(r) + shift)
+
+    On samples of the policy itself a constant changes no expected gradient. On those of another
+    policy a lower baseline adds, to the gradient of :func:`dr_grpo`, ``-shift`` times that of the
+    likelihood of all samples: it gives more weight to good responses than to bad ones and holds the
+    policy near the one that sampled.
+
+    Args:
+      rewards, where: See the module. A group of one, or of equal rewards, gets ``-shift``.
+      shift: Of the baseline, in units of reward; below 0 for a baseline below the mean. 0 is
+        :func:`dr_grpo`.
+
+    Returns:
+      Advantages ``[..., G]``, in units of reward; over a group they add up to ``-shift`` times its
+      rollouts.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.advantages.asymre(jnp.array([1.0, 0.0, 0.0, 0.0]), shift=-0.25).tolist()
+      [1.0, 0.0, 0.0, 0.0]
+
+    References:
+      Arnal et al., Asymmetric REINFORCE (arXiv:2506.20520), whose ``delta V`` is ``shift``, NOTES
+      reading. Trinity-RFT's ``asymre`` gives a group of one its reward.
+    """
+    rewards = _inputs.group_rewards("asymre", rewards, where, "zero")
+    checks.check_real("asymre", finite=True, shift=shift)
+    centered = rewards - stats.group_mean(rewards, where)
+    centered = _inputs.settle_group(centered, rewards, rewards, where, "zero")
+    return masking.zero_masked(centered - shift, where)
+
+
 def rloo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "zero") -> Array:
     """Rewards minus the mean reward of the other rollouts of the group (leave one out).
 

@@ -27,6 +27,8 @@ class Traits:
       reuses_samples: Whether a surrogate without a ratio is the loss of a method that makes several
         updates on a sampled batch nevertheless: a weighted likelihood of what the policy before the
         first of them sampled. No effect on a surrogate with a ratio.
+      off_policy: Whether a surrogate without a ratio is the loss of a method for samples of any
+        policy: of older or rounded weights, and of several updates. No effect with a ratio.
       token_values: Whether an advantage differs from token to token.
       token_advantages: Whether a sequence-level surrogate uses an advantage of each token.
       zero_if_equal: Whether an advantage is 0 in a group of equal rewards, whatever else it reads.
@@ -57,6 +59,7 @@ class Traits:
     level: Literal["token", "sequence"] = "token"
     has_ratio: bool = True
     reuses_samples: bool = False
+    off_policy: bool = False
     token_values: bool = False
     token_advantages: bool = False
     zero_if_equal: bool = False

@@ -277,7 +277,8 @@ class Recipe:
 
         A surrogate that does not (``core.traits(has_ratio=False)``) has the right gradient only on
         policy, so each batch that a policy sampled has one optimizer step; or several, if that is
-        its method (``reuses_samples=True``).
+        its method (``reuses_samples=True``), which may be for older samples too
+        (``off_policy=True``).
         """
         return traits_of(self.surrogate).has_ratio
 
@@ -310,7 +311,8 @@ class Recipe:
     @property
     def _only_on_policy(self) -> bool:
         """Whether its gradient is right only for the weights that sampled the batch."""
-        return self.samples_responses and not self.uses_ratio
+        surrogate = traits_of(self.surrogate)
+        return self.samples_responses and not (surrogate.has_ratio or surrogate.off_policy)
 
     @property
     def head(self) -> str | None:
@@ -342,7 +344,8 @@ class Recipe:
     def check_passes(self, epochs: int, minibatches: int) -> None:
         """Raises ValueError if a sampled batch has several optimizer steps and there is no ratio.
 
-        A surrogate that reuses samples (``core.traits(reuses_samples=True)``) needs none. Also if
+        A surrogate that reuses samples (``core.traits(reuses_samples=True)``) or is for samples of
+        any policy (``off_policy=True``) needs none. Also if
         each turn of the batch already is a step, the likelihood draws masks for another number of
         passes, or the recipe compares with an old policy that the likelihood cannot score.
         """

@@ -69,8 +69,8 @@ class AsyncConfig:
     exists, and uses the newest version. A recipe that weighs tokens by ``behavior_logp``
     corrects for older weights itself. For any other recipe, ``behavior_logp`` is the ``old_logp``,
     so the ratio compares the policy with the weights that sampled; a recipe without a ratio is
-    refused, unless its collector samples nothing (`sft`, `otr`). Checkpoints contain the batches
-    that are finished and not yet trained on.
+    refused, unless it is for samples of any policy (`asymre`) or its collector samples nothing
+    (`sft`, `otr`). Checkpoints contain the batches that are finished and not yet trained on.
 
     On one device, rewards overlap with all other work, but the sampler and the step take turns, and
     the sampler has a copy of the weights (two while it finishes a batch from older weights). With

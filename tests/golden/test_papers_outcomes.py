@@ -1,5 +1,7 @@
 """Our advantages of single answers against the numbers of the papers' own released code."""
 
+import functools
+
 import golden_data
 import numpy as np
 import pytest
@@ -60,7 +62,23 @@ def alone(inputs, theirs):
     return {"advantages": np.where(several, theirs["advantages"], 0.0)}
 
 
+def asymre(shift):
+    reason = "a group of one: its reward there, minus the shift with us"
+    return Ours(
+        advantage(advantages.asymre, shift=shift),
+        {"singleton": Difference(reason, functools.partial(shifted, shift=shift))},
+    )
+
+
+def shifted(inputs, theirs, *, shift):
+    """Minus the shift in groups of one."""
+    several = inputs["where"].sum(-1)[:, None, None] > 1
+    taken = inputs["mask"] & inputs["where"][..., None]
+    return {"advantages": np.where(several, theirs["advantages"], -shift * taken)}
+
+
 TABLES = {
+    "trinity_asymre": {f"shift_{shift:g}": asymre(shift) for shift in (-0.1, 0.25)},
     "mc_grpo": {
         "math": mc_grpo(),
         "gsm": mc_grpo(rescale_nonzero=True),

@@ -202,7 +202,7 @@ def test_what_a_preset_requires(name):
         (
             "uses_ratio",
             False,
-            "cgpo dft gpg nash_md opo otr prefix_rl remax rloo sft spg vcpo vtrace wd1",
+            "asymre cgpo dft gpg nash_md opo otr prefix_rl remax rloo sft spg vcpo vtrace wd1",
         ),
         ("draws", True, "clip_cov icpo lspo mc_grpo"),
     ],
@@ -285,6 +285,7 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.icepop(lower=1.5), "must have 1 between them"),
         (lambda: jr.recipes.areal(m2_threshold=0.0), "threshold must be above 0"),
         (lambda: jr.recipes.areal(cap=0.5), "must have 1 between them"),
+        (lambda: jr.recipes.asymre(shift=float("nan")), "asymre: shift must be a number"),
         (lambda: jr.recipes.gvpo(beta=0.0), "gvpo: beta must be above 0"),
         (lambda: jr.recipes.topr(level="batch"), "topr: level must be one of"),
         (lambda: jr.recipes.topr(baseline=float("nan")), "topr: baseline must be"),

@@ -163,6 +163,22 @@ def test_topr_is_the_mean_of_the_sums_over_sequences(level, baseline):
     np.testing.assert_allclose(float(recipe.loss(logp, ready)), np.mean(rows), rtol=1e-5)
 
 
+@pytest.mark.parametrize("shift", [-0.1, 0.3])
+def test_asymre_is_the_mean_of_the_sums_over_sequences_without_a_ratio(shift):
+    recipe, logp, batch, ready = prepared("asymre", shift=shift)
+    rows = []
+    for p, g in np.argwhere(np.asarray(batch.where)):
+        m, r = np.asarray(batch.mask[p, g]), np.asarray(batch.rewards[p], np.float64)
+        a = r[g] - (r[np.asarray(batch.where[p])].mean() + shift)
+        if m.any():
+            rows.append((-a * np.float64(logp[p, g])[m]).sum())
+    np.testing.assert_allclose(float(recipe.loss(logp, ready)), np.mean(rows), rtol=1e-5)
+    # Nothing of the policies that sampled or came before is read.
+    far = batch.replace(old_logp=batch.old_logp - 3.0, behavior_logp=batch.behavior_logp - 2.0)
+    other, _ = recipe.prepare(far, recipe.init())
+    assert float(recipe.loss(logp, other)) == float(recipe.loss(logp, ready))
+
+
 def test_gvpo_is_the_mean_over_groups_of_the_squared_errors():
     recipe, logp, batch, ready = prepared("gvpo", beta=0.4)
     mask, where = np.asarray(batch.mask), np.asarray(batch.where)
@@ -290,6 +306,7 @@ def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
         ("gmpo", {"eps_high": 0.05}),
         ("dispo", {"eps_pos": (0.0, 0.1)}),
         ("dispo", {"eps_neg": (0.0, 0.1)}),
+        ("asymre", {"shift": 0.0}),
         ("gvpo", {"beta": 0.2}),
         ("topr", {"level": "token"}),
         ("topr", {"baseline": 0.25}),

@@ -401,6 +401,24 @@ def test_a_surrogate_that_reuses_samples_takes_several_steps():
         assert plain(surrogate=weighted, **changes).compares_old
 
 
+def test_a_surrogate_for_samples_of_any_policy_takes_older_ones():
+    """By its trait alone; the old policy is compared, for the metrics."""
+    recipe = jr.recipes.asymre()
+    assert not recipe.uses_ratio and recipe.compares_old and not recipe.reads_behavior
+    recipe.check_passes(3, 4)
+    recipe.check_staleness(20)
+    recipe.check_quantization("int8")
+    assert recipe == jr.recipes.asymre()
+    plainly = recipe.replace(surrogate=jr.surrogates.reinforce)
+    for refused in (
+        lambda: plainly.check_passes(3, 4),
+        lambda: plainly.check_staleness(20),
+        lambda: plainly.check_quantization("int8"),
+    ):
+        with pytest.raises(ValueError, match="a surrogate without a ratio"):
+            refused()
+
+
 def distance(logp, old_logp, mask):
     return jnp.mean(logp - old_logp)
 

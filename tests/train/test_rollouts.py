@@ -807,6 +807,14 @@ def test_a_recipe_that_older_weights_would_bias_is_refused():
     assert ahead_run("unused", 1, recipe=corrected).asynchrony.max_staleness == 1
 
 
+def test_asymre_trains_on_samples_of_older_weights(tmp_path):
+    """Which it weighs by no ratio; the metrics have it all the same."""
+    run = train(ahead_run(tmp_path, 1, recipe="asymre", minibatches=2, steps=4))
+    rows = run.history
+    assert [row["staleness"] for row in rows] == [0, 1, 1, 1]
+    assert all(np.isfinite(row["loss"]) for row in rows) and rows[-1]["approx_kl"] > 0
+
+
 def test_the_command_line_has_it():
     words = ["--asynchrony.max-staleness", "2", "--asynchrony.sampler-devices", "4"]
     words += ["--asynchrony.sampler-mesh.tensor", "2"]

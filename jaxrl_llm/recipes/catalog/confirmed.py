@@ -44,6 +44,7 @@ _ROWS = (
         "defaults; beyond_cap='clamp' or 'mask'; cap=1.1"),
     ("arpo", "ARPO a95cd08", "curation.entropy_branches", "defaults"),
     ("arpo", "ARPO a95cd08", "curation.top_k_entropy", "reduce='sum'; vocab_size=151936"),
+    ("asymre", "Trinity-RFT d4baca6", "advantages.asymre", "defaults; shift=0.25"),
     ("bco", "gemma 7691fd4", "preferences.bco_unpaired", "beta=0.3 or 1"),
     ("bco", "TRL 1.13.0", "preferences.bco_unpaired", "beta=0.3"),
     ("bco", "TRL 1.13.0", "preferences.running_reward", "beta=0.3"),

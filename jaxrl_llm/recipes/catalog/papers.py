@@ -259,6 +259,8 @@ PAPERS = (
         "Reinforcement Learning via Dynamic Weighting", "2508.11408", ("chord",)),
     Paper("Self-Play Fine-Tuning Converts Weak Language Models to Strong Language Models",
         "2401.01335", ("spin",)),
+    Paper("Asymmetric REINFORCE for off-Policy Reinforcement Learning: Balancing positive and "
+        "negative rewards", "2506.20520", ("asymre",)),
     Paper("GVPO: Group Variance Policy Optimization for Large Language Model Post-Training",
         "2504.19599", ("gvpo",)),
     Paper("Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",

@@ -133,6 +133,7 @@ from jaxrl_llm.recipes.presets.guided import (
 from jaxrl_llm.recipes.presets.off_policy import (
     april,
     areal,
+    asymre,
     brorl,
     icepop,
     m2po,
@@ -268,6 +269,7 @@ __all__ = [
     "areal",
     "arpo",
     "arrol",
+    "asymre",
     "bco",
     "bgpo",
     "brain",

@@ -1,7 +1,8 @@
 """Methods for rollouts of another policy: a correction, or a ratio to the sampling policy.
 
-Their batches hold ``behavior_logp`` (:func:`ulorl` only with ``old="sampled"``). ``w`` below is a
-constant; tokens of weight 0 count in the mean over tokens.
+Their batches hold ``behavior_logp`` (:func:`ulorl` only with ``old="sampled"``), but for
+:func:`asymre`, which has neither. ``w`` below is a constant; tokens of weight 0 count in the mean
+over tokens.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, corrections, curation, regularizers, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
@@ -212,6 +213,44 @@ def topr(
 def above(rewards: Array, *, where: Array, baseline: float) -> Array:
     """Rewards minus a constant, 0 for rollouts that take no part."""
     return masking.zero_masked(rewards, where) - jnp.where(where, baseline, 0.0)
+
+
+def asymre(*, shift: float = -0.1) -> Recipe:
+    """Asymmetric REINFORCE: no ratio, and a baseline below the mean, for samples of any policy.
+
+        A = r - (mean_group r + shift)
+        loss = mean over sequences of the sum over tokens of -A logp
+
+    On the samples of the policy itself the shift is noise. They are others if the run has older
+    data (``asynchrony.max_staleness``) or several updates per batch: set its ``minibatches`` or
+    ``epochs``.
+
+    Args:
+      shift: In units of reward; at 0 or above, the policy collapses on old enough data.
+
+    References:
+      Arnal et al. (arXiv:2506.20520), NOTES. Trinity-RFT's example has the same shift with groups
+      of 8 and samples of weights up to 20 steps old; its mean is over tokens, and its ``tau``, 0
+      there and 1 by default, divides the loss by ``1 + tau``.
+    """
+    return from_base(
+        name="asymre",
+        advantage=stateless(advantages.asymre, shift=shift),
+        surrogate=_reinforce_off_policy,
+        weights=aggregate.sequence_sum,
+        paper="arXiv:2506.20520",
+    )
+
+
+@traits(has_ratio=False, off_policy=True)
+def _reinforce_off_policy(
+    logp: Array, old_logp: Array | None, advantages: Array, mask: Array
+) -> Array:
+    """The plain policy gradient, whichever policy sampled: no weight stands for the ratio.
+
+    loss[t] = -A[t] * logp[t]
+    """
+    return surrogates.reinforce(logp, old_logp, advantages, mask)
 
 
 def vespo(
