@@ -88,6 +88,8 @@ TERMS = (
     _surrogate("dppo_tv", S.dppo_tv),
     _surrogate("dppo_kl", S.dppo_kl),
     _surrogate("hapo", S.hapo, signal="entropy"),
+    _surrogate("fipo", S.fipo),
+    Case("fipo_weights", S.fipo_weights),
     _surrogate("cispo", S.cispo),
     _surrogate("dispo", S.dispo),
     _surrogate("topr", S.topr),

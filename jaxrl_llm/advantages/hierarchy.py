@@ -10,10 +10,11 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.returns import errors_back, next_unmasked, recur_back
+from jaxrl_llm.advantages.returns import errors_back, next_unmasked
 from jaxrl_llm.advantages.turn_critics import turn_starts, turn_sums
 from jaxrl_llm.advantages.turns import turns_to_tokens
 from jaxrl_llm.core import Array, checks, masking, traits
+from jaxrl_llm.core.scans import recur_back
 
 # What a token is a part of: nothing that trains, the action, the subgoal, the switch.
 ACTION, SUBGOAL, SWITCH = 1, 2, 3

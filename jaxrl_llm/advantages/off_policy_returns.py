@@ -25,8 +25,9 @@ The functions take tokens or turns. For turns, the last axis is the turn axis, `
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs
-from jaxrl_llm.advantages.returns import check_values, errors_back, next_unmasked, recur_back
+from jaxrl_llm.advantages.returns import check_values, errors_back, next_unmasked
 from jaxrl_llm.core import Array, checks, masking, traits
+from jaxrl_llm.core.scans import recur_back
 
 
 @traits(token_values=True)

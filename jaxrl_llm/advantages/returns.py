@@ -15,11 +15,11 @@
 import numbers
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs
 from jaxrl_llm.core import Array, checks, kl, masking, traits
+from jaxrl_llm.core.scans import recur_back
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
@@ -163,31 +163,6 @@ def _shaped(function, rewards, mask, old_logp, ref_logp, kl_coef, estimator) -> 
     of_tokens = jnp.ndim(rewards) == jnp.ndim(mask)
     placed = masking.zero_masked(rewards, mask) if of_tokens else terminal_rewards(rewards, mask)
     return placed - masking.zero_masked(penalty, mask)
-
-
-@jax.custom_jvp
-def recur_back(factors: Array, terms: Array) -> Array:
-    """``c[t] = factors[t] c[t + 1] + terms[t]`` along the last axis, with 0 after the end."""
-    # Products of ratios overflow, and infinity times a term of 0 is NaN.
-    most = jnp.finfo(jnp.float32).max
-
-    def join(later, earlier):
-        product = jnp.clip(later[0] * earlier[0], -most, most)
-        return product, earlier[0] * later[1] + earlier[1]
-
-    elements = (factors, jnp.broadcast_to(terms, jnp.shape(factors)))
-    return jax.lax.associative_scan(join, elements, reverse=True, axis=factors.ndim - 1)[1]
-
-
-@recur_back.defjvp
-def _recur_back_jvp(primals, tangents):
-    """``dc[t] = factors[t] dc[t + 1] + dfactors[t] c[t + 1] + dterms[t]``."""
-    factors, terms = primals
-    out = recur_back(factors, terms)
-    following = jnp.concatenate([out[..., 1:], jnp.zeros_like(out[..., :1])], axis=-1)
-    # Where 0 follows, a factor has slope 0, even if the slope of the term is infinite.
-    moved = jnp.where(following == 0, 0.0, following * tangents[0])
-    return out, recur_back(factors, moved + tangents[1])
 
 
 @traits(token_values=True)

@@ -15,8 +15,9 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import group, returns
+from jaxrl_llm.advantages import group
 from jaxrl_llm.core import Array, checks, masking, segments, traits
+from jaxrl_llm.core.scans import recur_back
 
 
 def turn_returns(
@@ -66,7 +67,7 @@ def turn_returns(
         matches = matches if turn_where is None else matches | ~turn_where
         later = jnp.concatenate([matches[..., 1:], jnp.ones_like(matches[..., :1])], axis=-1)
         discounts = jnp.where(matches & later, discounts, 0.0)
-    return masking.zero_masked(returns.recur_back(discounts, rewards), turn_where)
+    return masking.zero_masked(recur_back(discounts, rewards), turn_where)
 
 
 def trloo(

@@ -1,5 +1,6 @@
-"""Running minima along the last axis, in a form that compiles to few passes over memory."""
+"""Running minima and recurrences along the last axis, in forms that compile to few passes."""
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
@@ -41,3 +42,28 @@ def _columns(x: Array, first: Array) -> list[Array]:
     for i in range(x.shape[-1]):
         minima.append(jnp.minimum(minima[-1], x[..., i]))
     return minima
+
+
+@jax.custom_jvp
+def recur_back(factors: Array, terms: Array) -> Array:
+    """``c[t] = factors[t] c[t + 1] + terms[t]`` along the last axis, with 0 after the end."""
+    # Products of ratios overflow, and infinity times a term of 0 is NaN.
+    most = jnp.finfo(jnp.float32).max
+
+    def join(later, earlier):
+        product = jnp.clip(later[0] * earlier[0], -most, most)
+        return product, earlier[0] * later[1] + earlier[1]
+
+    elements = (factors, jnp.broadcast_to(terms, jnp.shape(factors)))
+    return jax.lax.associative_scan(join, elements, reverse=True, axis=factors.ndim - 1)[1]
+
+
+@recur_back.defjvp
+def _recur_back_jvp(primals, tangents):
+    """``dc[t] = factors[t] dc[t + 1] + dfactors[t] c[t + 1] + dterms[t]``."""
+    factors, terms = primals
+    out = recur_back(factors, terms)
+    following = jnp.concatenate([out[..., 1:], jnp.zeros_like(out[..., :1])], axis=-1)
+    # Where 0 follows, a factor has slope 0, even if the slope of the term is infinite.
+    moved = jnp.where(following == 0, 0.0, following * tangents[0])
+    return out, recur_back(factors, moved + tangents[1])

@@ -82,6 +82,7 @@ from jaxrl_llm.surrogates.divergence import (
 )
 from jaxrl_llm.surrogates.group_variance import gvpo
 from jaxrl_llm.surrogates.guided import ampo, chord, icpo, luffy_shaping, shaped_likelihood
+from jaxrl_llm.surrogates.influence import fipo, fipo_weights
 from jaxrl_llm.surrogates.likelihood import (
     cispo,
     cispo_bounds,
@@ -132,6 +133,8 @@ __all__ = [
     "drpo_kl_coef",
     "drpo_len",
     "entropy_weights",
+    "fipo",
+    "fipo_weights",
     "gbpo",
     "gkd",
     "minillm",

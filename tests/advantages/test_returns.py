@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
 
 from jaxrl_llm.advantages import kl_shaped_rewards, reward_to_go, terminal_rewards
-from jaxrl_llm.advantages.returns import errors_back, recur_back
+from jaxrl_llm.advantages.returns import errors_back
+from jaxrl_llm.core.scans import recur_back
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 SHAPE = (2, 3, 6)

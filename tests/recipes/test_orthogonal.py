@@ -56,6 +56,7 @@ SURROGATES = {
     "luspo": S.luspo,
     "gmpo": S.gmpo,
     "sapo": S.sapo,
+    "fipo": S.fipo,
     "cispo": S.cispo,
     "dispo": S.dispo,
     "topr": S.topr,

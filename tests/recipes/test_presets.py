@@ -210,6 +210,7 @@ PASSES = {
     "drpo_len": (1, 4),
     "espo": (8, 1),
     "fapo": (1, 16),
+    "fipo": (1, 8),
     "flow_grpo": (1, 2),
     "gdpo_elbo": (12, 1),
     "gmpo": (1, 8),
@@ -290,7 +291,7 @@ def test_the_optimizer_steps_of_a_preset(name):
 def test_dynamic_sampling_is_an_option():
     """Of methods that replace groups of equal rewards."""
     refill = jr.curation.refill(jr.curation.informative_groups)
-    for make in (jr.recipes.cispo, jr.recipes.srpo_vla):
+    for make in (jr.recipes.cispo, jr.recipes.fipo, jr.recipes.srpo_vla):
         assert make().collector == refill
         assert make(dynamic_sampling=False).collector is None
 

@@ -15,6 +15,7 @@ NAMES = (
     "clip_cov",
     "dcpo_dynamic_clip",
     "dispo",
+    "fipo",
     "gbpo",
     "gmpo",
     "kl_cov",
@@ -59,6 +60,13 @@ def k3(d):
     return np.exp(-d) - 1 + d
 
 
+def future_weights(x, old):
+    """FIPO's: all tokens of the response to come, each counting half after 32 tokens."""
+    d = x - old
+    future = [sum(2 ** (-(u - t) / 32) * d[u] for u in range(t, len(d))) for t in range(len(d))]
+    return np.clip(np.exp(future), 1.0, 1.2)
+
+
 def token_loss(name, x, old, ref, behavior, a, median, selected):
     """Token losses of one response; `x` moves, what is a weight was computed from it before."""
     r = np.exp(x - old)
@@ -78,6 +86,8 @@ def token_loss(name, x, old, ref, behavior, a, median, selected):
         return np.where(selected, 0.0, clip(r, a, 0.0, 2.0))
     if name == "kl_cov":
         return -r * a + selected * np.abs(x - old)
+    if name == "fipo":
+        return future_weights(x, old) * clip(r, a, 0.8, 1.28)
     if name == "gbpo":
         return np.abs(a) * np.abs(r - (1 + 0.2 * np.sign(median)))
     if name == "dcpo_dynamic_clip":
@@ -131,9 +141,9 @@ def test_the_loss_is_the_papers(name):
     assert float(recipe.loss(logp, ready)) == pytest.approx(expected, rel=5e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("dispo", "minpro")])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("dispo", "fipo", "minpro")])
 def test_the_gradient_is_the_derivative(name):
-    """Not of dispo and minpro: their weights are constants."""
+    """Not of dispo, fipo and minpro: their weights are constants."""
     recipe, logp, batch, ready = prepared(name, **OPTIONS.get(name, {}))
     selected = np.asarray(ready.extras.get("selected", np.zeros((P, G, T), bool)))
     grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
@@ -308,6 +318,13 @@ def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
         ("dispo", {"eps_neg": (0.0, 0.1)}),
         ("asymre", {"shift": 0.0}),
         ("gvpo", {"beta": 0.2}),
+        ("fipo", {"half_life": 1.0}),
+        ("fipo", {"w_min": 0.8}),
+        ("fipo", {"w_max": 1.1}),
+        ("fipo", {"safe_ratio": 1.1}),
+        ("fipo", {"dual_clip": 1.1}),
+        ("fipo", {"eps_low": 0.05}),
+        ("fipo", {"eps_high": 0.05}),
         ("topr", {"level": "token"}),
         ("topr", {"baseline": 0.25}),
         ("topr", {"baseline": None}),

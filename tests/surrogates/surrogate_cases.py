@@ -211,6 +211,22 @@ def ref_minpro(x, fixed, old, a, mask):
     return -weight * a * x
 
 
+def ref_fipo(x, fixed, old, a, mask):
+    """Half-life 2, dual clip 1.5, safe ratio 1.2, at most one dual-clipped token."""
+    r = ratio(fixed, old)
+    d = np.where(mask & (r <= 1.5), fixed - old, 0.0)
+    future = np.zeros(d.shape)
+    for t in reversed(range(d.shape[-1])):
+        later = future[..., t + 1] if t + 1 < d.shape[-1] else 0.0
+        future[..., t] = d[..., t] + 2**-0.5 * later
+    f = np.clip(np.exp(future), 0.7, 1.3)
+    f = np.where((a < 0) & (r > 1.2), np.clip(f, 0.8, 1.0), f)
+    loss = f * clipped(ratio(x, old), a, 0.8, 1.28)
+    loss = np.where(a < 0, np.minimum(loss, -f * a * 1.5), loss)
+    too_far = (mask & (a < 0) & (r > 1.5)).sum(-1, keepdims=True) > 1
+    return np.where(too_far, 0.0, loss)
+
+
 def ref_clip_cov(x, fixed, old, a, mask):
     return np.where(fixed < -1.8, 0.0, clipped(ratio(x, old), a, 0.8, 1.3))
 
@@ -267,6 +283,11 @@ CASES = {
     "topr": (S.topr, {}, ref_topr),
     "topr_token": (S.topr, {"level": "token"}, ref_topr_token),
     "minpro": (S.minpro, {"w_min": 0.3, "w_max": 1.2}, ref_minpro),
+    "fipo": (
+        S.fipo,
+        {"half_life": 2, "w_min": 0.7, "w_max": 1.3, "safe_ratio": 1.2, "dual_clip": 1.5},
+        ref_fipo,
+    ),
     "clip_cov": (with_context(S.clip_cov, _improbable), {"eps_high": 0.3}, ref_clip_cov),
     "kl_cov": (with_context(S.kl_cov, _improbable), {"coef": 0.5}, ref_kl_cov),
     "gbpo": (with_context(S.gbpo, _same_side), {"eps_high": 0.3}, ref_gbpo),

@@ -86,7 +86,7 @@ def test_an_empty_sequence_may_have_any_sequence_advantage(name):
     np.testing.assert_array_equal(gradient(logp, dirty), gradient(logp, advantages))
 
 
-@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip"])
+@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
 @pytest.mark.parametrize("junk", [np.nan, np.inf])
 def test_weight_is_detached_masked_and_multiplied_last(name, junk):
     function = CASES[name][0]
@@ -173,7 +173,7 @@ def test_an_impossible_token_of_advantage_zero_gives_exactly_zero(name, sampled)
     assert not np.any(gradient)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip"])
+@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
 def test_an_impossible_token_of_weight_zero_gives_exactly_zero(name):
     function = CASES[name][0]
     logp, old, _ = map(jnp.asarray, make(7))
@@ -242,7 +242,7 @@ def test_bad_arrays_are_named(name):
             function(*places, **options)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip"])
+@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
 def test_bad_weight_is_named(name):
     function = CASES[name][0]
     logp, old, advantages = map(jnp.asarray, make())

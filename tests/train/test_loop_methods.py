@@ -627,3 +627,23 @@ def test_a_reference_that_moves_may_sample(tmp_path):
     assert seen[0] == seen[1] != seen[2]
     with pytest.raises(ValueError, match="sampled_by='reference' needs a reference that moves"):
         jr.recipes.grpo().replace(sampled_by="reference")
+
+
+@pytest.mark.of_many
+@pytest.mark.slow
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_fipo_is_dapo_until_the_policy_has_moved_within_a_batch(minibatches, tmp_path):
+    """Its weights compare the policy with that of the batch, so they need a second update."""
+    found = {}
+    for name in ("fipo", "dapo"):
+        recipe = catalog.PRESETS[name](dynamic_sampling=False).replace(minibatches=minibatches)
+        found[name] = train(tiny_run(tmp_path / name, recipe=recipe, steps=3))
+    rows = {name: [row["loss"] for row in result.history] for name, result in found.items()}
+    assert len(rows["fipo"]) == 3 and np.isfinite(rows["fipo"]).all()
+    moved = [
+        not np.array_equal(x, y)
+        for x, y in zip(*(jax.tree.leaves(r.state.policy) for r in found.values()), strict=True)
+    ]
+    assert any(moved) == (minibatches > 1)
+    if minibatches == 1:
+        assert rows["fipo"] == rows["dapo"]

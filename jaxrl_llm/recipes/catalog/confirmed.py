@@ -148,6 +148,8 @@ _ROWS = (
     ("fading_replay", "Symphony a24a7f4", "curation.fading_probs", "defaults; form='sharp'"),
     ("fapo", "verl-recipe 48ea0a7", "rewards.fapo_reward", "defaults"),
     ("fapo", "verl-recipe 48ea0a7", "rewards.genrm_step_reward", "defaults"),
+    ("fipo", "FIPO ee25452", "surrogates.fipo",
+        "defaults; dual_clip=1.2; half_life=2; safe_ratio=1.1; w_min=0.8"),
     ("flow_grpo", "flow_grpo ac4c86e", "diffusion.flow_sde_step", "noise=1; sigma_1=0.9"),
     ("gae", "MOSS-RLHF 4865d82", "advantages.gae", "gamma=0.98"),
     ("gae", "MOSS-RLHF 4865d82", "advantages.gae_returns", "gamma=0.98"),

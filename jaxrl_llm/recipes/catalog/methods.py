@@ -24,6 +24,8 @@ METHODS = (
         "surrogate", ("surrogates.ppo_clip",)),
     Method("dapo_clip", "DAPO, clip-higher", "2503.14476", "surrogate", ("surrogates.dapo_clip",),
         preset="dapo"),
+    Method("fipo", "FIPO, a token weighed by the change of the policy after it", "2603.19835",
+        "surrogate", ("surrogates.fipo", "surrogates.fipo_weights"), preset="fipo"),
     Method("gspo", "Group sequence policy optimization", "2507.18071", "surrogate",
         ("surrogates.gspo", "surrogates.sequence_ratio"), preset="gspo"),
     Method("gspo_token", "GSPO with token advantages", "2507.18071", "surrogate",

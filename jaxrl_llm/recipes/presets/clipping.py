@@ -355,6 +355,74 @@ def hapo(
     )
 
 
+def fipo(
+    *,
+    half_life: float = 32.0,
+    w_min: float = 1.0,
+    w_max: float = 1.2,
+    safe_ratio: float | None = 10.0,
+    max_clipped: int | None = 1,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+    dynamic_sampling: bool = True,
+    length: float | None = None,
+    buffer_share: float = 0.2,
+    overlong_factor: float = 1.0,
+) -> Recipe:
+    """DAPO where a token counts more if the policy has come to prefer what followed it.
+
+        d = logp - old_logp
+        F[t] = sum over tokens u from t on of 2^(-(u - t) / half_life) d[u]
+        A[t] = clip(exp(F[t]), w_min, w_max) (r - mean_group r) / std_group r
+        token loss = surrogates.fipo,   rewards and groups as in dapo
+
+    The weights are constants of each update; in the first one on a batch, F is 0 and the loss is
+    that of DAPO.
+
+    Args:
+      half_life: Tokens after which a later token counts half.
+      w_min: Smallest weight of a token.
+      w_max: Largest weight of a token.
+      safe_ratio: Ratio above which a token of negative advantage has at most weight 1.
+      max_clipped: Dual-clipped tokens of a response that still trains; None for any number.
+      dynamic_sampling: Whether groups of equal rewards are dropped and replaced by others.
+      length: None for no penalty of long responses.
+
+    References:
+      FIPO (arXiv:2603.19835), with the settings of the released run with 32B parameters, 8 updates
+      per batch among them; for smaller models its code suggests ``w_min=0.8``. See
+      ``surrogates.fipo`` for the differences.
+    """
+    penalty = overlong(
+        "fipo",
+        length=length,
+        buffer_share=buffer_share,
+        usual=0.2,
+        overlong_factor=overlong_factor,
+    )
+    grpo = stateless(advantages.grpo)
+    surrogate = bind(
+        surrogates.fipo,
+        half_life=half_life,
+        w_min=w_min,
+        w_max=w_max,
+        safe_ratio=safe_ratio,
+        max_clipped=max_clipped,
+        eps_low=eps_low,
+        eps_high=eps_high,
+        dual_clip=dual_clip,
+    )
+    recipe = from_base(
+        name="fipo",
+        advantage=chain(*penalty, grpo) if penalty else grpo,
+        surrogate=surrogate,
+        minibatches=8,
+        paper="arXiv:2603.19835",
+    )
+    return refilled(recipe, dynamic_sampling)
+
+
 def _entropy_stats(entropy: Array, mask: Array, *, quantile: float) -> advantages.EntropyStats:
     return advantages.entropy_signal(entropy, mask, quantile=quantile).stats
 
