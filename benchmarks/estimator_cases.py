@@ -111,6 +111,7 @@ TERMS = (
     _surrogate("ampo", S.ampo),
     _surrogate("icpo", S.icpo),
     _surrogate("gvpo", S.gvpo),
+    _surrogate("real", S.real),
     _surrogate("drpo_len", jr.bind(S.drpo_len, length=1024)),
     _surrogate("kl_to_reference", R.kl_to_reference),
     _surrogate("kl_unbiased", R.kl_unbiased),

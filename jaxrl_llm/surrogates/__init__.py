@@ -83,6 +83,7 @@ from jaxrl_llm.surrogates.divergence import (
 from jaxrl_llm.surrogates.group_variance import gvpo
 from jaxrl_llm.surrogates.guided import ampo, chord, icpo, luffy_shaping, shaped_likelihood
 from jaxrl_llm.surrogates.influence import fipo, fipo_weights
+from jaxrl_llm.surrogates.labels import real
 from jaxrl_llm.surrogates.likelihood import (
     cispo,
     cispo_bounds,
@@ -162,6 +163,7 @@ __all__ = [
     "otr_exact",
     "otr_sampled",
     "ppo_clip",
+    "real",
     "reinforce",
     "rover",
     "sapo",

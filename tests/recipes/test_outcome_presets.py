@@ -24,6 +24,7 @@ NAMES = (
     "mc_grpo",
     "passk_training",
     "pkpo",
+    "real",
     "v05_baseline",
 )
 OPTIONS = {
@@ -86,7 +87,7 @@ def of_group(name, p, r):
         q = PRIOR[p]
         w = max(0.0, 1 - 0.25 / n / (r.mean() - q) ** 2)
         return r - w * r.mean() - (1 - w) * q
-    return r - r.mean()  # drpo_len: of which the sign counts
+    return r - r.mean()  # drpo_len and real: of which the sign counts
 
 
 def of_batch(name, groups, components):
@@ -129,6 +130,14 @@ def drpo(rows, right):
     return -(w / w.sum() @ s) + 0.7 * np.log(np.mean(np.exp(s[~right] / 0.7)))
 
 
+def labels(scores, right):
+    """The loss of one group: right and wrong responses, each against a logit of 0."""
+    if right.all() or not right.any():
+        return 0.0
+    s = np.array(scores) / 0.5
+    return np.log(1 + np.exp(-s[right]).sum()) + np.log(1 + np.exp(s[~right]).sum())
+
+
 def reference(name, logp, batch, pivots) -> float:
     where, mask = np.asarray(batch.where), np.asarray(batch.mask)
     old, ref = (np.asarray(x, np.float64) for x in (batch.old_logp, batch.ref_logp))
@@ -150,6 +159,9 @@ def reference(name, logp, batch, pivots) -> float:
                 rows.append(x)
                 group.append((x, 0.0))  # nothing has moved in the first update
                 sides.append(a > 0)
+            elif name == "real":
+                group.append((x - o).mean())
+                sides.append(a > 0)
             else:
                 high = 1.28 if name == "jspo" else 1.2
                 kl = 0.04 * (np.exp(f - x) - 1 - (f - x)) if name == "mc_grpo" else 0.0
@@ -157,7 +169,9 @@ def reference(name, logp, batch, pivots) -> float:
         if name == "drpo_len":
             loss = drpo([x for x, _ in group], np.array(sides)) if any(advantages) else 0.0
             means.append(loss + np.mean([k for _, k in group]))
-    if name == "drpo_len":
+        if name == "real":
+            means.append(labels(group, np.array(sides)))
+    if name in ("drpo_len", "real"):
         return np.mean(means)
     if name == "pkpo":
         return np.mean([row.sum() for row in rows])
@@ -236,6 +250,7 @@ def test_loss_and_gradient_are_the_papers(name):
         ("pkpo", {"k": 1}),
         ("pkpo", {"loo": True}),
         ("pkpo", {"threshold": 1.5}),
+        ("real", {"tau": 1.0}),
         ("v05_baseline", {"var": "sample"}),
         ("v05_baseline", {"scale": "group"}),
         ("v05_baseline", {"eps_low": 0.05}),

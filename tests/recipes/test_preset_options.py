@@ -287,6 +287,7 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.areal(cap=0.5), "must have 1 between them"),
         (lambda: jr.recipes.asymre(shift=float("nan")), "asymre: shift must be a number"),
         (lambda: jr.recipes.gvpo(beta=0.0), "gvpo: beta must be above 0"),
+        (lambda: jr.recipes.real(tau=0.0), "real: tau must be above 0"),
         (lambda: jr.recipes.fipo(half_life=0.0), "fipo: half_life must be above 0"),
         (lambda: jr.recipes.fipo(w_min=1.1), "fipo: w_min and w_max must have 1 between them"),
         (lambda: jr.recipes.fipo(dual_clip=None), "fipo: max_clipped has no effect without"),

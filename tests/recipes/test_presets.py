@@ -233,6 +233,7 @@ PASSES = {
     "poad": (1, 4),
     "ppo": (4, 1),
     "prompt_gdro": (1, 4),
+    "real": (1, 4),
     "remix": (2, 1),
     "rollout_gdro": (1, 2),
     "rollout_replay": (1, 8),

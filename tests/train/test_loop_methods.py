@@ -647,3 +647,29 @@ def test_fipo_is_dapo_until_the_policy_has_moved_within_a_batch(minibatches, tmp
     assert any(moved) == (minibatches > 1)
     if minibatches == 1:
         assert rows["fipo"] == rows["dapo"]
+
+
+def right_or_wrong(prompt, completion, metadata):
+    return float(low_bytes(prompt, completion, metadata) > 0.25)
+
+
+@pytest.mark.of_many
+@pytest.mark.slow
+def test_real_begins_a_batch_at_the_loss_of_equal_scores(tmp_path):
+    """The first update of a batch compares equal policies; the second one learns labels."""
+    once = jr.recipes.real().replace(minibatches=1)
+    runs = {
+        passes: train(
+            tiny_run(
+                tmp_path / str(passes), recipe=once, reward=right_or_wrong, steps=3, epochs=passes
+            )
+        )
+        for passes in (1, 2)
+    }
+    equal = 2 * np.log(2)  # one right and one wrong response, each against a logit of 0
+    first, later = ([row["loss"] for row in runs[passes].history] for passes in (1, 2))
+    groups = np.array(first) * 4 / equal
+    np.testing.assert_allclose(groups, np.round(groups), atol=1e-4)
+    assert groups[0].round() > 0 and (groups.round() <= 4).all()
+    # Of the same batch, as a mean over both passes.
+    assert later[0] < first[0] * (1 - 1e-3)

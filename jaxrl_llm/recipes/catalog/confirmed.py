@@ -356,6 +356,7 @@ _ROWS = (
     ("prompt_gdro", "verl-gdro b391899", "curation.pass_history_init", "defaults"),
     ("prompt_gdro", "verl-gdro b391899", "curation.pass_history_rate", "defaults"),
     ("prompt_gdro", "verl-gdro b391899", "curation.pass_history_update", "defaults"),
+    ("real", "REAL 1c30726", "surrogates.real", "defaults; tau=2"),
     ("reinforce", "rlax 0.1.9", "surrogates.reinforce", "defaults"),
     ("reinforce", "verl 0.9.1", "surrogates.reinforce", "defaults"),
     ("reinforce_pp", "OpenRLHF 0.11.2", "advantages.reinforce_pp", "kl_coef=0.1"),

@@ -26,6 +26,8 @@ METHODS = (
         preset="dapo"),
     Method("fipo", "FIPO, a token weighed by the change of the policy after it", "2603.19835",
         "surrogate", ("surrogates.fipo", "surrogates.fipo_weights"), preset="fipo"),
+    Method("real", "REAL, rewards as labels of a classification", "2602.05630", "surrogate",
+        ("surrogates.real",), preset="real"),
     Method("gspo", "Group sequence policy optimization", "2507.18071", "surrogate",
         ("surrogates.gspo", "surrogates.sequence_ratio"), preset="gspo"),
     Method("gspo_token", "GSPO with token advantages", "2507.18071", "surrogate",

@@ -257,6 +257,8 @@ PAPERS = (
     Paper("Self-Distilled RLVR", "2604.03128", ("rlsd",)),
     Paper("On-Policy RL Meets Off-Policy Experts: Harmonizing Supervised Fine-Tuning and "
         "Reinforcement Learning via Dynamic Weighting", "2508.11408", ("chord",)),
+    Paper("Rewards as Labels: Revisiting RLVR from a Classification Perspective",
+        "2602.05630", ("real",)),
     Paper("FIPO: Eliciting Deep Reasoning with Future-KL Influenced Policy Optimization",
         "2603.19835", ("fipo",)),
     Paper("Self-Play Fine-Tuning Converts Weak Language Models to Strong Language Models",

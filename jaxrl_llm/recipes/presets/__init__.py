@@ -57,6 +57,7 @@ from jaxrl_llm.recipes.presets.clipping import (
     kl_cov,
     luspo,
     minpro,
+    real,
     rover,
     sapo,
 )
@@ -394,6 +395,7 @@ __all__ = [
     "process_reward_model",
     "prompt_gdro",
     "ps_grpo",
+    "real",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "remax",

@@ -605,3 +605,31 @@ def drpo_len(
         minibatches=4,
         paper="arXiv:2510.04474",
     )
+
+
+def real(*, tau: float = 0.5) -> Recipe:
+    """Rewards as labels: tells right responses from wrong ones by their log ratio.
+
+        s = mean over tokens of (logp - old_logp)
+        L = log(1 + sum over right of exp(-s / tau)) + log(1 + sum over wrong of exp(s / tau))
+        loss = mean over groups of L, 0 in a group without both kinds
+
+    A response is right if its reward is above the group's mean, so rewards are 0 and 1. Nothing
+    clips the ratio: the weight of a response falls as it comes to the side of its label.
+
+    Args:
+      tau: Temperature, in nats per token; the weight of a response is at most ``1 / tau``.
+
+    References:
+      Zhai et al., Rewards as Labels (arXiv:2602.05630), with the tau and the four minibatches of
+      the released scripts, whose groups of equal rewards also stay in the mean. See
+      ``surrogates.real`` for the differences.
+    """
+    return from_base(
+        name="real",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.real, tau=tau),
+        weights=aggregate.group_mean,
+        minibatches=4,
+        paper="arXiv:2602.05630",
+    )
