@@ -5,8 +5,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from golden_data import Ours
+from golden_ours import loss
 
-from jaxrl_llm import advantages, surrogates
+from jaxrl_llm import advantages, aggregate, surrogates
 
 SWIFT = golden_data.load("swift_losses")
 
@@ -38,10 +39,18 @@ def rlsd(**options):
     return Ours(run)
 
 
+def total(mask):
+    """The script sums the losses of tokens."""
+    return mask.astype(jnp.float32)
+
+
+FIPO = {"safe_ratio": 4.0, "max_clipped": None}
 TABLE = {
     "dft": Ours(dft),
     "rlsd": rlsd(),
     "rlsd_negative": rlsd(lam=1.0, eps=0.4, negative_only=True),
+    "fipo": Ours(loss(surrogates.fipo, total, token_loss=False, **FIPO)),
+    "real": Ours(loss(surrogates.real, aggregate.group_mean, token_loss=False)),
 }
 
 

@@ -9,14 +9,81 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from estimator_cases import Writer
-from paper_code import array, take
+from paper_code import array, passage, take
 from torch_arrays import tensor, tokens
 
 VERSION = "4.6.0"
 UTILS = "swift/trainers/utils.py"
 ADVANTAGE = "swift/rl_core/advantage.py"
+TRAINER = "swift/rlhf_trainers/grpo_trainer.py"
+# Without those where a masked token counts as a distance, or an empty response as one of score 0.
+CASES = ("ragged", "on_policy", "length_one", "log_ratio_30", "zero_advantage")
+
+
+def per_token(loss):
+    """Value and gradient of `loss(logp, old_logp, advantages, mask)`, all by token."""
+
+    def compute(case, a):
+        logp = tensor(case, a["logp"]).requires_grad_()
+        each = np.broadcast_to(a["advantages"][..., None], a["mask"].shape)
+        mask = tensor(case, a["mask"]).bool()
+        value = loss(logp, tensor(case, a["old_logp"]), tensor(case, each), mask)
+        (gradient,) = torch.autograd.grad(value, [logp])
+        return {"loss": array(value), "gradient": tokens(gradient)}
+
+    return compute
+
+
+def fipo(path):
+    """The sum over tokens."""
+    (influence,) = take(path, "_compute_fipo_influence", Tuple=None, Dict=None)
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(delta=10.0),
+        fipo_gamma=2 ** (-1 / 32.0),
+        fipo_clip_range=0.2,
+        fipo_clip_high_only=True,
+        fipo_safety_threshold=4.0,
+        epsilon_low=0.2,
+        epsilon_high=0.28,
+        loss_type="fipo",
+    )
+
+    def loss(logp, old_logp, advantages, mask):
+        log_ratio = logp - old_logp
+        coef_1 = torch.exp(log_ratio)
+        weight, _ = influence(trainer, log_ratio, coef_1, advantages, mask)
+        found = passage(
+            path,
+            "coef_2 = torch.clamp",
+            "if entropy_mask is not None",
+            self=trainer,
+            coef_1=coef_1,
+            advantages=advantages,
+            fipo_weight=weight,
+        )
+        return (found["per_token_loss"] * mask).sum()
+
+    return loss
+
+
+def real(path):
+    trainer = SimpleNamespace(num_generations=4, real_tau=0.5)
+
+    def loss(logp, old_logp, advantages, mask):
+        return passage(
+            path,
+            "global_scores = (log_ratio",
+            "if self.beta != 0.0",
+            self=trainer,
+            log_ratio=logp - old_logp,
+            completion_mask=mask,
+            advantages=advantages,
+        )["loss"]
+
+    return loss
 
 
 def main():
@@ -70,6 +137,21 @@ def main():
             inputs="tokens",
             arguments=options,
             note="the teacher's log-probabilities are logp",
+        )
+    path = Path(sys.argv[1]) / TRAINER
+    for name, loss, arguments in (
+        ("fipo", fipo(path), {"delta": 10.0, "epsilon_high": 0.28, "fipo_safety_threshold": 4.0}),
+        ("real", real(path), {"real_tau": 0.5}),
+    ):
+        writer.add(
+            name,
+            [name],
+            f"{TRAINER}: _compute_loss_and_metrics",
+            per_token(loss),
+            inputs="tokens",
+            cases=CASES,
+            arguments=arguments,
+            tolerance={"float32": 1e-4},
         )
     writer.save()
 
