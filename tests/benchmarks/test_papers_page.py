@@ -8,7 +8,7 @@ from jaxrl_llm.recipes import catalog
 
 
 def test_every_paper_has_its_methods():
-    assert len(catalog.PAPERS) == 125 == len({paper.arxiv for paper in catalog.PAPERS})
+    assert len(catalog.PAPERS) == 129 == len({paper.arxiv for paper in catalog.PAPERS})
     known = {method.key for method in catalog.CATALOG}
     for paper in catalog.PAPERS:
         assert re.fullmatch(r"\d{4}\.\d{5}", paper.arxiv), paper
