@@ -50,7 +50,8 @@ config = dataclasses.replace(
 learn = dataclasses.replace(
     config, recipe="dpo", data=DataConfig(prompts="pairs.jsonl", chat=False), run_dir="run"
 )
-played = dataclasses.replace(learn, reward=None)
+sampling = SamplingConfig(max_new_tokens=6)  # no group size, as no evaluation samples groups
+played = dataclasses.replace(learn, reward=None, sampling=sampling)
 
 def other():
     scale = float(Path("scale.txt").read_text())
