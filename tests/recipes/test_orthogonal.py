@@ -1,6 +1,8 @@
 """Any advantage with any surrogate, correction and weighting: it trains, or is refused at once."""
 
+import collections
 import functools
+import itertools
 import random
 
 import jax
@@ -40,6 +42,7 @@ ADVANTAGES = {
     "jspo": jr.stateless(A.jspo),
     "hbpo": jr.stateless(A.hbpo, max_length=8),
     "vcpo": jr.stateless(A.vcpo_advantage),
+    "asymre": jr.stateless(A.asymre),
     "spo_tracker": A.spo_tracker(num_prompts=cases.P),
     "smooth": A.smooth_standardization(num_prompts=cases.P),
     "xrpo": jr.chain(jr.stateless(A.grpo), jr.stateless(A.novelty_sharpening)),
@@ -131,14 +134,21 @@ def draw() -> tuple[list[Slots], list[Slots]]:
     advantages, surrogates, corrections, weights = (
         sorted(pool) for pool in (ADVANTAGES, SURROGATES, CORRECTIONS, WEIGHTS)
     )
-    rng, good, bad = random.Random(0), [], []
+    rng, good = random.Random(0), []
     while len(good) < COMBINATIONS:
         # In turn, since a sequence-level surrogate goes with few of the others.
         surrogate = surrogates[len(good) % len(surrogates)]
-        choice = (rng.choice(advantages), surrogate, rng.choice(corrections), rng.choice(weights))
-        if choice not in good and choice not in bad:
-            (good if reason(choice) is None else bad).append(choice)
-    return good, bad
+        # Of three the one in fewest combinations: chance alone would leave some out.
+        used = collections.Counter(choice[0] for choice in good)
+        advantage = min(rng.sample(advantages, 3), key=used.__getitem__)
+        choice = (advantage, surrogate, rng.choice(corrections), rng.choice(weights))
+        if choice not in good and reason(choice) is None:
+            good.append(choice)
+    bad = collections.defaultdict(list)
+    for choice in itertools.product(advantages, surrogates, corrections, weights):
+        bad[reason(choice)].append(choice)
+    del bad[None]
+    return good, [choice for each in bad.values() for choice in rng.sample(each, 20)]
 
 
 GOOD, BAD = draw()

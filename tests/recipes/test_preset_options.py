@@ -434,6 +434,7 @@ BESIDE = {
     ("cgpo", "beta"): {"optimizer": "codpo"},
     ("cgpo", "likelihood"): {"optimizer": "codpo"},
     ("cgpo", "column"): {"tasks": {"math": jr.recipes.CgpoTask()}},
+    ("chord", "valley"): {"decay": 10},
     ("cispo", "buffer_share"): {"length": 8},
     ("cispo", "overlong_factor"): {"length": 8},
     ("dapo", "buffer_share"): {"length": 8},

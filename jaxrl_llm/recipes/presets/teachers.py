@@ -353,7 +353,8 @@ def chord(
     Args:
       phi: True for CHORD-phi, whose mu is 0.1; False for CHORD-mu, whose mu falls from 0.9 to 0.05
         in 200 steps.
-      peak, valley, decay: Other numbers for mu; None for those of the variant.
+      peak, valley, decay: Other numbers for mu; None for those of the variant. CHORD-phi stays at
+        its peak unless there is a valley.
       warmup: Steps in which mu rises.
       experts: Number of the expert's responses in a group.
       column: The column of the data with them, a response or a list of several.
@@ -368,15 +369,14 @@ def chord(
       quarter as many expert responses as rollouts, so 2 beside 8, whose prompts are others than
       those of the rollouts. ms-swift too draws them from a data set of its own.
     """
-    usual = {"peak": 0.1, "valley": 0.1, "decay": 0}
-    if not phi:
-        usual = {"peak": 0.9, "valley": 0.05, "decay": 200}
+    if peak is None:
+        peak = 0.1 if phi else 0.9
+    if valley is None:
+        valley = peak if phi else 0.05
+    if decay is None:
+        decay = 0 if phi else 200
     mu = curation.scheduled(
-        curation.warmup_cosine,
-        peak=usual["peak"] if peak is None else peak,
-        valley=usual["valley"] if valley is None else valley,
-        warmup=warmup,
-        decay=usual["decay"] if decay is None else decay,
+        curation.warmup_cosine, peak=peak, valley=valley, warmup=warmup, decay=decay
     )
     return from_base(
         name="chord",
