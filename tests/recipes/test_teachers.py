@@ -200,6 +200,7 @@ def test_the_schedules_of_the_two_chords():
     steps = jnp.arange(0, 401, 100)
     values = lambda recipe: [float(of(recipe)(None, step)[0]) for step in steps]  # noqa: E731
     np.testing.assert_allclose(values(jr.recipes.chord()), [0.1] * 5, rtol=1e-6)
+    np.testing.assert_allclose(values(jr.recipes.chord(peak=0.25)), [0.25] * 5, rtol=1e-6)
     falling = values(jr.recipes.chord(phi=False))
     np.testing.assert_allclose(falling, [0.9, 0.475, 0.05, 0.05, 0.05], rtol=1e-6)
 
@@ -349,7 +350,7 @@ def test_adaptive_kl_puts_the_divergence_into_the_reward(scaled):
         (lambda: jr.recipes.srpo(teacher_rate=-1.0), r"rate must be in \[0, 1\]"),
         (lambda: jr.recipes.ampo(length=0), "length must be above 0"),
         (lambda: jr.recipes.icpo(anneal=0), "anneal must be above 0"),
-        (lambda: jr.recipes.chord(peak=0.5), "peak 0.5 has no effect without warmup and decay"),
+        (lambda: jr.recipes.chord(valley=0.5), "peak 0.1 has no effect without warmup and decay"),
         (lambda: jr.recipes.chord(phi=False, valley=2.0), r"valley must be in \[0, 1\]"),
         (lambda: jr.recipes.chord(experts=0), "count must be an integer above 0"),
         (lambda: jr.recipes.llds(level="turn"), "level must be one of"),
