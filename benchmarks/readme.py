@@ -103,7 +103,8 @@ def results(folder: Path = RESULTS) -> str:
         parts.append(
             f"At commit {short(step['commit'])}, a step of the quickstart took "
             f"{spread(seconds)} s on {step['device']}, {factor:.2f} times faster than at commit "
-            f"{short(step['before']['commit'])} ([breakdown](docs/training.md#measured))."
+            f"{short(step['before']['commit'])}, though it now replaces groups of equal rewards "
+            "([breakdown](docs/training.md#measured))."
         )
     if (folder / CURVE.name).is_file():
         parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")

@@ -113,8 +113,10 @@ def _quickstart(result: Mapping[str, Any]) -> str:
     title = (
         f"A step of `configs/quickstart.py`, {result['device']}, beside commit "
         f"{short(before['commit'])}, which had neither the rollout engine nor what this page tells "
-        "(`python -m benchmarks.quickstart_step --before COMMIT`); the last column is that version "
-        "with [freed memory](#freed-memory) kept, as `jaxrl-llm train` does now:"
+        "(`python -m benchmarks.quickstart_step --before COMMIT`). Each version has its own "
+        "config: the present one replaces groups of equal rewards, so its steps sample up to "
+        "three times as many. The last column is that version with [freed memory](#freed-memory) "
+        "kept, as `jaxrl-llm train` does now:"
     )
     return pages.table(title, ("seconds", "before", "now", "factor", "freed memory kept"), rows)
 
