@@ -216,8 +216,9 @@ def chord(
       [[-2.0], [-0.25]]
 
     References:
-      Zhang et al., CHORD (arXiv:2508.11408), as Trinity-RFT's ``mix_chord`` computes it,
-      which has a dual clip of 3.
+      Zhang et al., CHORD (arXiv:2508.11408), as Trinity-RFT's ``mix_chord`` computes it, which has
+      a dual clip of 3. The loss was compared with it at ``dual_clip=3``; no code confirmed it
+      without one, the default here.
     """
     x = _inputs.prepare("chord", logp, old_logp, advantages, mask)
     weight = jnp.ones_like(x.logp)

@@ -2,14 +2,17 @@
 
 `python tests/golden/confirmed.py` traces our side of every entry of the golden data, notes which
 functions of the catalog it calls directly and with which options, and writes them into the catalog.
+A row has the functions that it names, and those in the slots of its preset; a comparison of any
+other function confirms no part of the row's method.
 """
 
+import dataclasses
 import functools
 import importlib
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -25,8 +28,6 @@ import jaxrl_llm as jr
 from jaxrl_llm.recipes import catalog
 
 FILE = Path(catalog.__file__).parent / "confirmed.py"
-# They put the numbers of other functions together, and are confirmed with the row of their own.
-WEIGHTS = "aggregate."
 
 Calls = dict[str, dict[str, set[str]]]  # function -> option -> values; "" holds the default calls
 
@@ -76,6 +77,32 @@ def changed(function: Callable, values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def functions_in(value: Any) -> set[str]:
+    """The functions of the catalog in the slots of a recipe, and in the options of their binds."""
+    if inspect.isfunction(value):
+        known = functions().get(inspect.unwrap(value).__code__)
+        return {known[0]} if known else set()
+    if dataclasses.is_dataclass(value):
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    else:
+        parts = value.values() if isinstance(value, Mapping) else value
+        parts = parts if isinstance(parts, Iterable) and not isinstance(parts, str) else ()
+    return set().union(*map(functions_in, parts))
+
+
+@functools.cache
+def in_slots(key: str) -> set[str]:
+    """The functions of the catalog in the slots of a row's preset.
+
+    Weights put the numbers of other functions together, and are confirmed with their own row.
+    """
+    (method,) = (method for method in catalog.CATALOG if method.key == key)
+    if method.preset is None:
+        return set()
+    every = functions_in(catalog.preset(method.preset, length=8, num_prompts=4))
+    return {path for path in every if not path.startswith("aggregate.")}
+
+
 def calls(ours: golden_data.Ours, inputs: Mapping) -> list[tuple[str, dict[str, str]]]:
     """The functions of the catalog that ours calls, but not those that they call themselves."""
     known, found = functions(), []
@@ -116,8 +143,9 @@ def confirmed() -> dict[str, tuple[catalog.Confirmed, ...]]:
             inputs = manifest.inputs[entry["inputs"]][entry["cases"][0]]
             made = calls(table[entry["name"]], inputs)
             for key in entry["keys"]:
-                own = [call for call in made if call[0] in rows[key]]
-                others = [call for call in made if not call[0].startswith(WEIGHTS)]
+                named, slots = rows[key], in_slots(key)
+                own = [call for call in made if call[0] in named]
+                others = [call for call in made if call[0] in slots]
                 by_function = found.setdefault((key, manifest.label), {})
                 for path, options in own or others:
                     values = by_function.setdefault(path, {})

@@ -6,6 +6,7 @@ import confirmed
 import golden_data
 import pytest
 
+import jaxrl_llm as jr
 from jaxrl_llm.recipes import catalog
 
 COVERED = golden_data.covered_keys()
@@ -21,6 +22,27 @@ def test_every_manifest_is_read_by_a_test():
 
 def test_many_keys_are_covered():
     assert len(COVERED) >= 40 and set(COVERED) <= set(ROWS)
+
+
+def test_a_row_has_only_comparisons_of_its_own_functions():
+    """Those that it names, and those in the slots of its preset."""
+    for key, rows in catalog.CONFIRMED.items():
+        own = {*ROWS[key].functions, *confirmed.in_slots(key)}
+        assert not [row for row in rows if row.function not in own], key
+
+
+@pytest.mark.parametrize(
+    ("recipe", "paths"),
+    [
+        # By the slots, in the options of a bind, and in a collector that has another as its source.
+        (jr.recipes.grpo(), {"advantages.grpo", "surrogates.ppo_clip", "aggregate.sequence_mean"}),
+        (jr.recipes.dpo(), {"preferences.dpo"}),
+        (jr.recipes.dots(), {"curation.informative_groups", "surrogates.decoupled_ppo"}),
+    ],
+)
+def test_the_functions_of_a_recipe_are_read_from_its_slots(recipe, paths):
+    found = confirmed.functions_in(recipe)
+    assert paths <= found and "surrogates.dapo_clip" not in found
 
 
 @pytest.mark.slow

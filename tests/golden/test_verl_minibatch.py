@@ -6,12 +6,15 @@ import jax.numpy as jnp
 import pytest
 from golden_data import Ours
 
-from jaxrl_llm import recipes
+from jaxrl_llm import advantages, aggregate, recipes
+from jaxrl_llm.core import stateless
 
 VERL = golden_data.load("verl_minibatch")
 
 
-RECIPE = recipes.dapo(eps_low=0.2, eps_high=0.2, dual_clip=None, dynamic_sampling=False)
+RECIPE = recipes.grpo(kl_coef=0.0).replace(
+    advantage=stateless(advantages.grpo), weights=aggregate.token_mean
+)
 
 
 def minibatches(a):

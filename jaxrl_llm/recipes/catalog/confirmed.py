@@ -327,8 +327,6 @@ _ROWS = (
     ("ppo_clip", "slime 0.3.1", "surrogates.ppo_clip", "defaults"),
     ("ppo_clip", "TRL 1.16.0", "surrogates.ppo_clip", "defaults"),
     ("ppo_clip", "tunix 0.1.7", "surrogates.ppo_clip", "defaults"),
-    ("ppo_clip", "verl 0.9.1", "advantages.grpo", "defaults"),
-    ("ppo_clip", "verl 0.9.1", "surrogates.dapo_clip", "dual_clip=None; eps_high=0.2"),
     ("ppo_clip", "verl 0.9.1", "surrogates.ppo_clip", "defaults"),
     ("ppo_dual_clip", "AReaL 1.0.4", "surrogates.ppo_clip", "dual_clip=1.5"),
     ("ppo_dual_clip", "OpenRLHF 0.11.2", "surrogates.ppo_clip", "dual_clip=1.5"),

@@ -23,6 +23,8 @@ KINDS = (
 class Confirmed(NamedTuple):
     """A function whose values and gradients are compared with those of a peer's code.
 
+    It is a function of the row or of a slot of its preset.
+
     Attributes:
       peer: Name and version, or the commit of a paper's repository.
       function: Our function, as a path below ``jaxrl_llm``.

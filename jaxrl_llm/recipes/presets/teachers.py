@@ -367,7 +367,8 @@ def chord(
     References:
       Zhang et al., CHORD (arXiv:2508.11408), with the settings of Trinity-RFT's ``mix_chord``: a
       quarter as many expert responses as rollouts, so 2 beside 8, whose prompts are others than
-      those of the rollouts. ms-swift too draws them from a data set of its own.
+      those of the rollouts. ms-swift too draws them from a data set of its own. Trinity-RFT has a
+      dual clip of 3, with which its loss was compared; no code confirmed the loss without one.
     """
     if peak is None:
         peak = 0.1 if phi else 0.9
