@@ -5,8 +5,8 @@ otherwise ValueError is raised. A rule works leaf by leaf, computes in float32, 
 in the dtypes of ``reference``. A rule with an argument ``key`` gets a key of the run's seed, the
 same in every step.
 
-A rule with ``init(params) -> state`` has a state in place of ``reference``: :class:`Anchored`, or
-:class:`Iterates` for one that also changes the policy and is called as
+A rule with ``init(params) -> state`` has a state in place of ``reference``: :class:`Anchored`,
+:class:`StoredPolicies`, or :class:`Iterates` for one that also changes the policy and is called as
 ``rule(state, params, step) -> (state, params)``.
 """
 
@@ -166,53 +166,100 @@ def reset_reference(
     )
 
 
-def random_reference(
-    reference: ArrayTree,
-    params: ArrayTree,
-    step: int | Array,
-    *,
-    key: Array,
-    every: int,
-) -> ArrayTree:
-    """A reference drawn uniformly from the policies at the starts of the iterations so far.
+class StoredPolicies(NamedTuple):
+    """State of :func:`random_reference`.
 
-        iteration k begins at step k every:   reference = params with probability 1 / (k + 1)
+    Attributes:
+      reference: Parameters of the reference of this iteration.
+      policies: Parameters at the starts of iterations; until all places are used, the rest hold the
+        first policy.
+    """
 
-    In iteration k it is thus the first policy or any of the k policies at which later iterations
-    began, each with probability 1 / (k + 1), and only one copy of the parameters is stored.
+    reference: ArrayTree
+    policies: tuple[ArrayTree, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomReference:
+    """Made by :func:`random_reference`."""
+
+    every: int
+    stored: int
+
+    def init(self, params: ArrayTree) -> StoredPolicies:
+        return StoredPolicies(params, (params,) * self.stored)
+
+    def __call__(
+        self, state: StoredPolicies, params: ArrayTree, step: int | Array, *, key: Array
+    ) -> StoredPolicies:
+        trees.check_alike("random_reference", "reference and params", state.reference, params)
+        step = jnp.asarray(step)
+        iteration = step // self.every
+        due = (step > 0) & (step % self.every == 0)
+        place_key, draw_key = jax.random.split(jax.random.fold_in(key, iteration))
+        # A reservoir: each policy so far is one of the stored with equal probability.
+        place = jax.random.randint(place_key, (), 0, iteration + 1)
+        place = jnp.where(iteration < self.stored, iteration, place)
+        drawn = jax.random.randint(draw_key, (), 0, jnp.minimum(iteration + 1, self.stored))
+
+        def choose(condition: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+            def leaf(x, y):
+                return jnp.where(due & condition, jnp.asarray(x).astype(jnp.result_type(y)), y)
+
+            return jax.tree.map(leaf, new, old)
+
+        policies = tuple(choose(place == i, params, x) for i, x in enumerate(state.policies))
+        reference = state.reference
+        for i, policy in enumerate(policies):
+            reference = choose(drawn == i, policy, reference)
+        return StoredPolicies(reference, policies)
+
+    def __repr__(self) -> str:
+        return f"random_reference(every={self.every}, stored={self.stored})"
+
+
+def random_reference(*, every: int, stored: int = 7) -> _RandomReference:
+    """A reference drawn in each iteration from the policies at the starts of the iterations so far.
+
+        iteration k begins at step k every:
+            policy k = params, stored
+            reference = policy j,   j uniform in 0 .. k, drawn again in each iteration
+
+    The reference may thus return to an older policy. From iteration ``stored`` on, the stored
+    policies are a random subset of all, each with the same probability, and so is the reference.
+
+    The state has ``stored + 1`` copies of the trained parameters, which are saved with a
+    checkpoint. With ``stored=1`` the reference is the one stored policy, which never returns.
 
     Args:
-      reference, params: See the module.
-      step: Number of updates so far; may be traced.
-      key: Typed PRNG key, the same in every step: a Recipe passes the key of the run.
       every: Steps per iteration, above 0.
+      stored: Number of policies that are stored, above 0.
 
     Returns:
-      A pytree like ``reference``.
+      A rule for ``Recipe.reference`` that takes the run's ``key``; its state is
+      :class:`StoredPolicies`.
+
+    Raises:
+      ValueError: If a number is out of its range.
 
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> old, new = {"w": jnp.zeros(1)}, {"w": jnp.ones(1)}
-      >>> jr.regularizers.random_reference(old, new, 1, key=jax.random.key(0), every=2)["w"].item()
-      0.0
+      >>> rule = jr.regularizers.random_reference(every=1, stored=2)
+      >>> state, key = rule.init({"w": jnp.zeros(1)}), jax.random.key(3)
+      >>> for n in range(1, 5):
+      ...     state = rule(state, {"w": jnp.full(1, float(n))}, n, key=key)
+      >>> [policy["w"].item() for policy in state.policies], state.reference["w"].item()
+      ([2.0, 1.0], 1.0)
 
     References:
-      Zhang et al., SePPO (arXiv:2410.05255), which stores all policies and draws a new reference
-      for each iteration (``preferences.sample_reference``); the distribution is the same.
+      Zhang et al., SePPO (arXiv:2410.05255), which stores a policy every 30 updates, seven in all,
+      and draws a new reference for each iteration (``preferences.sample_reference``). Storing a
+      random subset of more is ours.
     """
-    checks.check_positive("random_reference", finite=True, every=every)
-    trees.check_alike("random_reference", "reference and params", reference, params)
-    step = jnp.asarray(step)
-    iteration = step // every
-    draw = jax.random.uniform(jax.random.fold_in(key, iteration))
-    due = (step > 0) & (step % every == 0) & (draw * (iteration + 1) < 1.0)
-    return jax.tree.map(
-        lambda old, new: jnp.where(due, jnp.asarray(new).astype(jnp.result_type(old)), old),
-        reference,
-        params,
-    )
+    checks.check_count("random_reference", every=every, stored=stored)
+    return _RandomReference(every, stored)
 
 
 class Anchored(NamedTuple):

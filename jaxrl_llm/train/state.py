@@ -32,7 +32,7 @@ from jaxrl_llm.models.sharding import (
     update_shardings,
 )
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.regularizers import Anchored, Iterates
+from jaxrl_llm.regularizers import Anchored, Iterates, StoredPolicies
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.mesh import replicated
 
@@ -95,8 +95,8 @@ class TrainState(NamedTuple):
     @property
     def reference_params(self) -> ArrayTree:
         """Parameters of a moving reference, with the structure of ``params``."""
-        state = self.reference
-        return state.reference if isinstance(state, Iterates | Anchored) else state
+        state, stateful = self.reference, Iterates | Anchored | StoredPolicies
+        return state.reference if isinstance(state, stateful) else state
 
     @property
     def anchor_policy(self) -> ArrayTree:

@@ -108,7 +108,7 @@ def test_an_anchored_reference_keeps_what_it_began_with():
     assert_same(state.anchor, tree(1))
     twice = ema_reference(tree(1), tree(2), rate=0.75)
     assert_same(state.reference, twice, rtol=1e-6, atol=1e-6)
-    for wrong in (0.5, extrapolated(every=2), random_reference):
+    for wrong in (0.5, extrapolated(every=2), random_reference(every=2)):
         with pytest.raises(TypeError, match="anchored: rule must be a function of reference"):
             anchored(wrong)
 
@@ -122,18 +122,54 @@ def test_resets_come_at_multiples_but_not_at_the_start():
     np.testing.assert_array_equal(step(4)["head"], a["head"])
 
 
-def test_a_random_reference_is_each_policy_so_far_with_one_probability():
-    """The policy at the beginning of iteration k is k."""
+def drawn_references(*, iterations, stored, seeds=4000, every=2):
+    """``[seeds, iterations + 1]``: which policy is the reference of each iteration.
 
-    def last(seed):
-        reference, key = jnp.float32(0.0), jax.random.key(seed)
-        for step in range(1, 9):
-            reference = random_reference(reference, jnp.float32(step / 2), step, every=2, key=key)
-        return reference
+    The policy at the beginning of iteration k is k.
+    """
+    rule = random_reference(every=every, stored=stored)
 
-    drawn = np.asarray(jax.jit(jax.vmap(last))(jnp.arange(2000)))
-    counts = np.array([(drawn == k).sum() for k in range(5)])
-    assert counts.sum() == 2000 and (abs(counts - 400) < 80).all()
+    def of_seed(seed):
+        state, key, references = rule.init(jnp.float32(0.0)), jax.random.key(seed), []
+        for step in range(1, every * iterations + 1):
+            references += [state.reference] if step % every == 0 else []
+            state = rule(state, jnp.float32(step / every), step, key=key)
+        return jnp.stack([*references, state.reference])
+
+    return np.asarray(jax.jit(jax.vmap(of_seed))(jnp.arange(seeds)))
+
+
+@pytest.mark.parametrize("stored", [1, 3, 7])
+def test_a_random_reference_is_each_policy_so_far_with_one_probability(stored):
+    drawn = drawn_references(iterations=5, stored=stored)[:, -1]
+    shares = np.bincount(drawn.astype(int), minlength=6) / len(drawn)
+    np.testing.assert_allclose(shares, 1 / 6, atol=0.025)
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes", "returns"),
+    [
+        (7, sum(k / (k + 1) for k in range(1, 7)), True),  # 4.41, independent draws
+        (1, sum(1 / (k + 1) for k in range(1, 7)), False),  # 1.59
+    ],
+)
+def test_a_random_reference_is_drawn_again_in_each_iteration(stored, changes, returns):
+    drawn = drawn_references(iterations=6, stored=stored)
+    np.testing.assert_allclose((np.diff(drawn) != 0).sum(-1).mean(), changes, atol=0.06)
+    assert (np.diff(drawn) < 0).any() == returns
+    assert (drawn <= np.arange(7)).all() and (drawn[:, 0] == 0).all()
+
+
+def test_a_random_reference_moves_at_the_start_of_an_iteration_alone():
+    rule, key = random_reference(every=3, stored=2), jax.random.key(0)
+    assert rule == random_reference(every=3, stored=2) != random_reference(every=3)
+    state = rule.init(tree(1))
+    for n in (0, 1, 2, 4):
+        assert_same(rule(state, tree(2), n, key=key), state)
+    assert_same(rule(state, tree(2), 3, key=key).policies[1], tree(2))
+    for wrong in ({"every": 0}, {"every": 1, "stored": 0}):
+        with pytest.raises(ValueError, match="random_reference: "):
+            random_reference(**wrong)
 
 
 def test_an_iteration_begins_beyond_the_policy_of_the_last_one():

@@ -585,11 +585,11 @@ def test_a_ring_of_earlier_policies_moves(tmp_path):
 @pytest.mark.slow
 def test_the_seed_of_a_run_draws_its_random_reference(tmp_path):
     def reference(seed):
-        rule = jr.bind(jr.regularizers.random_reference, every=1)
+        rule = jr.regularizers.random_reference(every=1)
         recipe = jr.recipes.grpo(kl_coef=0.1).replace(reference=rule)
         state = train(tiny_run(tmp_path / f"{seed}", recipe=recipe, steps=2, seed=seed)).state
         same = [
-            all(map(np.array_equal, jax.tree.leaves(state.reference), jax.tree.leaves(x)))
+            all(map(np.array_equal, jax.tree.leaves(state.reference_params), jax.tree.leaves(x)))
             for x in (state.params, tiny_parameters())
         ]
         return 2 if same[0] else 0 if same[1] else 1

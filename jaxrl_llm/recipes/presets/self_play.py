@@ -197,6 +197,7 @@ def seppo(
     *,
     beta: float = 0.1,
     every: int = 30,
+    stored: int = 7,
     column: str = "demonstration",
     tolerance: float = 1e-5,
 ) -> Recipe:
@@ -204,7 +205,7 @@ def seppo(
 
         loss = -log sigmoid(x_w - s x_l),   s = 1 where logp_w >= ref_logp_w, else -1
         w = a response of the data,   l = a sample of the reference
-        reference = the policy at the beginning of one of the iterations so far, drawn at random
+        reference = the policy at the beginning of one of the iterations so far, drawn in each
 
     Where the response of the data is likelier under the reference than under the policy, the
     reference's sample is raised instead of lowered. The data have no rejected responses, and
@@ -213,13 +214,14 @@ def seppo(
     Args:
       beta: Scale of the implicit rewards.
       every: Steps per iteration.
+      stored: Number of policies that are stored; see ``regularizers.random_reference``.
       column: Column with a response in each row.
       tolerance: Log-probabilities that differ by less, relative to their size, count as equal, as
         of a policy and a reference of the same weights; in bfloat16 about 1e-2.
 
     References:
-      Zhang et al. (arXiv:2410.05255), who train diffusion models; the form for language models and
-      the treatment of ties are ours. Confidence: PAPER.
+      Zhang et al. (arXiv:2410.05255), who train diffusion models, with seven policies, one every 30
+      updates; the form for language models and the treatment of ties are ours. Confidence: PAPER.
     """
     return with_loss(
         "seppo",
@@ -230,7 +232,7 @@ def seppo(
     ).replace(
         advantage=stateless(data_first),
         curation=None,
-        reference=bind(regularizers.random_reference, every=every),
+        reference=regularizers.random_reference(every=every, stored=stored),
         sampled_by="reference",
     )
 
