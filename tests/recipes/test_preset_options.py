@@ -21,7 +21,8 @@ OF_PASSES = "old_draw_logp ref_draw_logp"
 REQUIRED = {
     "ace": "old_logp ref_logp",
     "oprl": "old_logp prm_logp turn_ids turn_where",
-    "prime": "old_logp prm_logp ref_logp",
+    "mopps": "entropy",
+    "prime": "entropy old_logp prm_logp ref_logp",
     "polychromic": "answer_ids ref_logp",
     "portool": "node_ids turn_ids turn_where",
     "seeupo": "ref_logp turn_ids turn_where",
@@ -125,7 +126,7 @@ REQUIRED = {
     "v05_baseline": "prior",
     "vcpo": "behavior_logp grad_sq_norms old_logp",
     "verpo": "test_passes test_where turn_ids turn_where",
-    "vineppo": "prefix_values segment_ids segment_where",
+    "vineppo": "prefix_values ref_logp segment_ids segment_where",
     "seppo": "ref_logp steered",
     "spin": "ref_logp steered",
     "lspo": "embeddings prompt_ids ref_logp",

@@ -192,6 +192,7 @@ def test_every_option_changes_the_loss(name, options):
 
 # Epochs and minibatches, of presets that make more than one update per batch.
 PASSES = {
+    "ace": (1, 16),
     "adaptive_kl": (4, 1),
     "ampo": (1, 2),
     "areal": (1, 4),
@@ -279,6 +280,7 @@ KL = {
     "spo_chain": 1e-4,
     "spo_tree": 1e-4,
     "verl_erank": 1e-3,
+    "vineppo": 1e-4,
 }
 
 
@@ -292,7 +294,7 @@ def test_the_optimizer_steps_of_a_preset(name):
 def test_dynamic_sampling_is_an_option():
     """Of methods that replace groups of equal rewards."""
     refill = jr.curation.refill(jr.curation.informative_groups)
-    for make in (jr.recipes.cispo, jr.recipes.fipo, jr.recipes.srpo_vla):
+    for make in (jr.recipes.ace, jr.recipes.cispo, jr.recipes.fipo, jr.recipes.srpo_vla):
         assert make().collector == refill
         assert make(dynamic_sampling=False).collector is None
 
@@ -319,8 +321,11 @@ def test_the_weight_of_the_kl_of_a_preset(name):
 
 
 def test_the_clip_of_mopps_and_the_kl_of_reinforce_pp_baseline():
-    clip = jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.28)
+    clip = jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.28, dual_clip=10.0)
+    bonus = jr.bind(jr.regularizers.entropy_bonus, coef=1e-3)
     assert jr.recipes.mopps().surrogate == clip
+    assert jr.recipes.mopps().regularizers == jr.recipes.prime().regularizers == (bonus,)
+    assert jr.recipes.mopps(entropy_coef=0.0).regularizers == ()
     assert jr.recipes.reinforce_pp_baseline().regularizers == ()
     k2 = jr.bind(jr.regularizers.kl_to_reference, estimator="k2", coef=1e-3)
     assert jr.recipes.reinforce_pp_baseline(kl_coef=1e-3).regularizers == (k2,)

@@ -183,7 +183,6 @@ def prime(reference):
     """Process rewards of tokens and the outcome, both with leave-one-out, whitened."""
 
     def loss(logp, batch, entropy):
-        del entropy
         mask = np.asarray(batch.mask)
         base = np.float64(batch.old_logp if reference == "policy" else batch.ref_logp)
         q = np.where(mask, 0.05 * (np.float64(batch.extras["prm_logp"]) - base), 0.0)
@@ -195,7 +194,7 @@ def prime(reference):
         a = ((r - r.mean(-1, keepdims=True)) * G / (G - 1))[..., None]
         a = a + np.cumsum(p[..., ::-1], -1)[..., ::-1]
         a = (a - a[mask].mean()) / a[mask].std(ddof=1)
-        return clip(logp, batch, a, 0.2)[mask].mean()
+        return (clip(logp, batch, a, 0.2) - 0.001 * np.float64(entropy))[mask].mean()
 
     return loss
 
@@ -291,9 +290,10 @@ def test_loss_matches_numpy(name):
 def test_prime_with_the_policy_as_the_reference_of_its_reward_model():
     logp, batch = make_batch()
     recipe = jr.recipes.prime(reference="policy")
-    assert recipe.required_fields == {"old_logp", "prm_logp"}
+    assert recipe.required_fields == {"entropy", "old_logp", "prm_logp"}
     prepared, _ = recipe.prepare(batch.replace(ref_logp=None), recipe.init())
-    loss = recipe.loss(jnp.asarray(logp), prepared)
-    np.testing.assert_allclose(loss, prime("policy")(logp, batch, None), rtol=2e-4)
-    other = prime("initial")(logp, batch, None)
+    entropy = np.full_like(logp, 2.0)
+    loss = recipe.loss(jnp.asarray(logp), prepared, entropy=jnp.asarray(entropy))
+    np.testing.assert_allclose(loss, prime("policy")(logp, batch, entropy), rtol=2e-4)
+    other = prime("initial")(logp, batch, entropy)
     assert abs(float(loss) - other) > 1e-3

@@ -209,7 +209,7 @@ CASES = {
     "vapo": ({"alpha": 0.2}, lambda b: of_rewards(b, 1.0, lambda n: max(1 - 5 / n, 0), 1.0)),
     "t_ppo": ({"drop_tail": 1}, t_ppo),
     "vtrace": ({"gamma": 0.9}, vtrace),
-    "vineppo": ({}, of_segments),
+    "vineppo": ({"kl_coef": 0.3}, of_segments),
     "spo_chain": ({"rho": 0.4, "kl_coef": 0.3}, of_segments),
     "pav": ({"alpha": 2.0}, lambda b: of_segments(b, 2.0)),
 }
@@ -231,7 +231,7 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
     else:
         ratio = np.exp(np.float64(logp) - np.float64(batch.old_logp))
         loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.28 if name == "vapo" else 1.2) * a)
-    if name == "spo_chain":
+    if name in ("spo_chain", "vineppo"):
         difference = np.float64(batch.ref_logp) - np.float64(logp)
         loss = loss + 0.3 * (np.exp(difference) - 1 - difference)
     if name == "vapo":  # the mean over the tokens of right responses

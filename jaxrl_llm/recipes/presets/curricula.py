@@ -3,12 +3,12 @@
 Rewards lie in [0, 1]. Options that these presets share:
 
     candidates: Number of prompts that are scored per batch, in multiples of it; None for all.
-    eps_low, eps_high: See the package.
+    eps_low, eps_high, dual_clip, entropy_coef: See the package.
 """
 
-from jaxrl_llm import curation, surrogates
+from jaxrl_llm import curation, regularizers, surrogates
 from jaxrl_llm.core import bind
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
 
@@ -61,6 +61,8 @@ def mopps(
     candidates: int | None = 16,
     eps_low: float = 0.2,
     eps_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+    entropy_coef: float = 1e-3,
 ) -> Recipe:
     """Selects the prompts nearest to a target success rate, with p sampled from their posteriors.
 
@@ -71,9 +73,8 @@ def mopps(
       retain: Forgetting factor of a prompt's posterior when the prompt is sampled.
 
     References:
-      MoPPS (arXiv:2507.04632) and its released code, with the clip and the two minibatches of its
-      scripts for mathematics; those for Countdown have four. Their entropy bonus of 1e-3 and their
-      dual clip at 10 are left out.
+      MoPPS (arXiv:2507.04632) and its released code, with the clip, the dual clip, the entropy
+      bonus and the two minibatches of its scripts for mathematics; those for Countdown have four.
     """
     collector = curation.prioritized(
         bind(curation.nearest_target, target=target),
@@ -82,8 +83,16 @@ def mopps(
         candidates=candidates,
         retain=retain,
     )
-    recipe = _on_chosen_prompts("mopps", "arXiv:2507.04632", collector, eps_low, eps_high)
-    return recipe.replace(minibatches=2)
+    return from_base(
+        name="mopps",
+        surrogate=bind(
+            surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        regularizers=nonzero_term(regularizers.entropy_bonus, coef=entropy_coef),
+        collector=collector,
+        minibatches=2,
+        paper="arXiv:2507.04632",
+    )
 
 
 def insight(

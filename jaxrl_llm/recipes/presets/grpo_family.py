@@ -2,7 +2,7 @@
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, overlong
+from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, overlong, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -256,8 +256,9 @@ def ace(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
+    dynamic_sampling: bool = True,
 ) -> Recipe:
-    """DAPO's loss with the asymmetric confidence-aware error penalty.
+    """:func:`dapo` with the asymmetric confidence-aware error penalty.
 
         A' = A (1 + alpha softplus(min(c, c_max)))          where A < 0
         c = sum over tokens of the log-ratio of policy to reference
@@ -271,18 +272,20 @@ def ace(
 
     References:
       Xu et al., ACE (arXiv:2602.21420), ABSTRACT, as ACE-DAPO: the paper also pairs it with GRPO.
-      Only the loss is that of :func:`dapo`, without its dynamic sampling and its 16 updates per
-      batch.
+      The dynamic sampling and the 16 updates per batch are those of :func:`dapo`; there is no
+      penalty of long responses.
     """
     penalty = stateless(advantages.ace, alpha=alpha, length_normalize=length_normalize, c_max=c_max)
-    return from_base(
+    recipe = from_base(
         name="ace",
         advantage=chain(stateless(advantages.grpo), penalty),
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
+        minibatches=16,
         paper="arXiv:2602.21420",
     )
+    return refilled(recipe, dynamic_sampling)
 
 
 def jspo(*, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:

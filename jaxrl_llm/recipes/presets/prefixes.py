@@ -22,6 +22,7 @@ def vineppo(
     step_length: int | None = None,
     segments: int | None = None,
     whiten: bool = True,
+    kl_coef: float = 1e-4,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
@@ -29,6 +30,7 @@ def vineppo(
 
         V_k = mean reward of `rollouts` responses that continue the prefix before line k
         A_k = V_(k+1) - V_k, for the last line r - V_k;   on its tokens, whitened
+        loss = mean over tokens of (token loss + kl_coef KL)
 
     Args:
       step_length: Tokens of a step, instead of lines; None for lines.
@@ -36,8 +38,9 @@ def vineppo(
 
     References:
       VinePPO (arXiv:2410.01679), the released code: 9 rollouts, two passes over a batch in eight
-      minibatches each; its KL penalty of 1e-4 is omitted here. Steps end at tokens with a line
-      break, so no text is tokenized again; equal prefixes of a group share rollouts.
+      minibatches each, and a KL of 1e-4, there of the sum over a response, here of the mean over
+      tokens. Steps end at tokens with a line break, so no text is tokenized again; equal prefixes
+      of a group share rollouts. It clamps log-ratios to +-10, here to +-20.
     """
     rule = curation.line_starts
     if step_length is not None:
@@ -50,6 +53,7 @@ def vineppo(
             *([stateless(advantages.whiten)] if whiten else []),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         collector=curation.valued(rule, rollouts=rollouts, segments=segments),
         epochs=2,
         minibatches=8,

@@ -60,6 +60,7 @@ def prime(
     normalize: bool = True,
     reference: Literal["initial", "policy"] = "initial",
     dynamic_sampling: bool = True,
+    entropy_coef: float = 1e-3,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
@@ -85,9 +86,9 @@ def prime(
       weights of both rewards, groups of 4. It samples four times as many prompts as it trains on
       and prefers those with an accuracy from 0.2 to 0.8 whose responses all ended; here each group
       whose outcomes agree is replaced, the same accuracies for groups of up to 5. Its entropy bonus
-      of 0.001 is not here, and neither are the losses of its reward model that compare responses.
-      There the reward model has twice the policy's learning rate, 1e-6, and a bound of 10 on the
-      norm of its gradient.
+      has the same weight. Its reward model's loss is this one by default; those that compare
+      responses are not here. There the reward model has twice the policy's learning rate, 1e-6,
+      and a bound of 10 on the norm of its gradient.
     """
     checks.check_option("prime", "reference", reference, ("initial", "policy"))
     credit = bind(advantages.prime, beta=beta, alpha=alpha, normalize=normalize)
@@ -99,6 +100,7 @@ def prime(
         prm=ProcessRewardModel(loss=loss),
         advantage=chain(stateless(credit), stateless(advantages.whiten)),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=nonzero_term(regularizers.entropy_bonus, coef=entropy_coef),
         paper="arXiv:2502.01456",
     )
     return refilled(recipe, dynamic_sampling)
