@@ -101,12 +101,16 @@ def adaptive_kl_update(
     return jnp.asarray(coef, jnp.float32) * (1.0 + error * samples / horizon)
 
 
+# Batches of a horizon, where batches are counted: the gain of Ziegler et al. is 0.1.
+_BATCHES = 10.0
+
+
 @dataclasses.dataclass(frozen=True)
 class _AdaptiveKL:
     """The update half of :func:`adaptive_kl`; a value, so that equal controllers compare equal."""
 
     target: float
-    horizon: float
+    horizon: float | None
     estimator: str
 
     def __call__(
@@ -123,14 +127,21 @@ class _AdaptiveKL:
         of_tokens = kl_token(old_logp, ref_logp, valid, estimator=self.estimator)
         kl = mean_of_sequence_means(of_tokens, valid)
         samples = jnp.sum(jnp.any(valid, axis=-1), dtype=jnp.float32)
+        horizon = self.horizon
+        if horizon is None:  # batches are counted, and an empty one does not count
+            samples, horizon = jnp.minimum(samples, 1.0), _BATCHES
         return state, adaptive_kl_update(
-            state, kl, target=self.target, horizon=self.horizon, samples=samples
+            state, kl, target=self.target, horizon=horizon, samples=samples
         )
 
 
 @prints_as_call
 def adaptive_kl(
-    *, initial: float = 1e-3, target: float = 0.1, horizon: float = 10_000.0, estimator: str = "k1"
+    *,
+    initial: float = 1e-3,
+    target: float = 0.1,
+    horizon: float | None = 10_000.0,
+    estimator: str = "k1",
 ) -> Transform:
     """:func:`adaptive_kl_update` at every step, on the divergence measured on the batch.
 
@@ -140,7 +151,8 @@ def adaptive_kl(
     Args:
       initial: Coefficient of the first step, not negative.
       target: The target divergence, in nats per token, above 0.
-      horizon: As in :func:`adaptive_kl_update`, above 0.
+      horizon: As in :func:`adaptive_kl_update`, above 0; None for ten batches of any size. With the
+        default, the coefficient of a run of less than about 10,000 sequences hardly moves.
       estimator: As in :func:`kl_token`.
 
     Returns:
@@ -157,8 +169,9 @@ def adaptive_kl(
       (0.1, 0.1008)
 
     References:
-      Ziegler et al. (arXiv:1909.08593). verl puts the penalty into the reward; it also updates the
-      coefficient after using it.
+      Ziegler et al. (arXiv:1909.08593), whose gain per batch is 0.1, ``horizon=None``; their code
+      has a horizon of 10,000 sequences and batches of 512, verl the same horizon. verl puts the
+      penalty into the reward; it also updates the coefficient after using it.
     """
     checks.check_non_negative("adaptive_kl", finite=True, initial=initial)
     checks.check_positive("adaptive_kl", finite=True, target=target, horizon=horizon)

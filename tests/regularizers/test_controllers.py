@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxrl_llm as jr
 from jaxrl_llm.core import call_with
 from jaxrl_llm.regularizers import (
     adaptive_entropy,
@@ -71,6 +72,24 @@ def test_the_kl_controller_measures_the_kept_sequences(junk):
     up, down = 1 + 0.1 * 2 / 10, 1 - 0.2 * 2 / 10
     np.testing.assert_allclose(values, [0.1, 0.1 * up, 0.1 * up**2], rtol=1e-4)
     np.testing.assert_allclose(state, 0.1 * up**2 * down, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "after"),
+    [
+        (None, 1e-3 * 1.02**30),  # the paper's gain, whatever the size of a batch
+        (10_000.0, 1e-3 * (1 + 0.2 * 2 / 10_000) ** 30),  # two sequences count: it does not move
+    ],
+)
+def test_the_gain_of_a_batch(horizon, after):
+    preset = jr.recipes.adaptive_kl(**({} if horizon is None else {"horizon": horizon}))
+    (entry,) = preset.computed
+    _, state = run(entry.function, [context(0.55) for _ in range(30)])
+    np.testing.assert_allclose(state, after, rtol=1e-4)
+    # A batch in which nobody takes part has measured nothing.
+    empty = context(0.55) | {"mask": jnp.zeros_like(context(0.55)["mask"])}
+    _, same = run(entry.function, [empty])
+    np.testing.assert_allclose(same, 1e-3, rtol=1e-6)
 
 
 def test_sequences_count_alike_whatever_their_length():

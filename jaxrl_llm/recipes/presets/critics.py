@@ -256,7 +256,7 @@ def adaptive_kl(
     *,
     initial: float = 1e-3,
     target: float = 0.1,
-    horizon: float = 10_000.0,
+    horizon: float | None = None,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     value_eps: float = 0.2,
@@ -270,19 +270,21 @@ def adaptive_kl(
         scaled around their mean to variance 1 over the tokens of the batch
         A = generalized advantage estimation, whitened over the tokens of the batch
         critic's loss: its clipped squared error
-        beta' = beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon), after each step
+        beta' = beta (1 + 0.1 clip(KL / target - 1, -0.2, 0.2)), after each step
 
     Args:
       initial: beta of the first step, in units of reward per nat.
       target: The target divergence, in nats per token.
-      horizon: Number of sequences after which a constant error has changed beta by about a fifth.
+      horizon: Number of sequences after which a constant error has changed beta by about a fifth,
+        which replaces 0.1 by sequences / horizon; None for ten batches.
       whiten_rewards: Whether the token rewards are scaled.
 
     References:
       Ziegler et al. (arXiv:1909.08593), with the four passes over a batch and the scaled rewards of
-      the released code, whose variances divide by n. The controller and its numbers are verl's,
-      with a mean over tokens instead of the sum over a response: there the target is 6 nats and the
-      first beta 0.15 in the experiments that adapt it.
+      the released code, whose variances divide by n, and the paper's gain of 0.1 per batch; the
+      code has a horizon of 10,000 sequences and batches of 512. The target and the first beta are
+      verl's, with a mean over tokens instead of the sum over a response: there the target is 6
+      nats and the first beta 0.15 in the experiments that adapt it. verl's horizon is 10,000.
     """
     controller = regularizers.adaptive_kl(initial=initial, target=target, horizon=horizon)
     shaped = given(advantages.kl_shaped_rewards, kl_coef="kl_coef")
