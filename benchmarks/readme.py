@@ -125,10 +125,17 @@ def families() -> str:
         presets = {method.preset for method in members if method.preset}
         title = page.partition(".md")[0].replace("_", " ")
         link, guide = f"[{kind}](docs/catalog.md#{kind})", f"[{title}](docs/{page})"
-        rows.append(f"| {link} | {about} | {len(members)} | {len(presets)} | {guide} |")
+        counts = f"{len(members)} | {len(presets)} | {_whole(members)}"
+        rows.append(f"| {link} | {about} | {counts} | {guide} |")
     presets = {method.preset for method in catalog.CATALOG if method.preset}
-    rows.append(f"| all |  | {len(catalog.CATALOG)} | {len(presets)} | [papers](docs/papers.md) |")
-    return _table(("family", "computes", "methods", "presets", "guide"), rows)
+    counts = f"{len(catalog.CATALOG)} | {len(presets)} | {_whole(catalog.CATALOG)}"
+    rows.append(f"| all |  | {counts} | [papers](docs/papers.md) |")
+    return _table(("family", "computes", "methods", "presets", "whole", "guide"), rows)
+
+
+def _whole(methods) -> int:
+    """Number of presets that are complete methods."""
+    return sum(method.preset is not None and method.whole for method in methods)
 
 
 def methods() -> str:

@@ -41,6 +41,18 @@ class Confirmed(NamedTuple):
 class Method:
     """A row of the catalog.
 
+    A row is whole if a run that names only the preset makes every step that the paper's algorithm
+    makes. One rule holds for all rows:
+
+    - A term of the paper's loss or reward whose coefficient is 0 by default is missing.
+    - A number of the paper is missing if the method is that number, as 512 rollouts are BroRL's.
+    - A model, a phase or a signal that a default replaces by another is missing.
+    - A step in another form is not missing; the preset's docstring names the difference. A number
+      may be that of the authors' or a peer's code; the docstring names the source.
+    - No part of a method: data, reward and environment, a model that a run starts from, sizes
+      (batch, group, lengths, model), the optimizer's settings, precision, and what corrects for a
+      sampler whose numbers differ from the trainer's.
+
     Attributes:
       key: Short key; the public name of the method.
       title: The name in the paper.
