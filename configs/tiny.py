@@ -13,6 +13,12 @@ methods act that drop such groups, or help them: jaxrl-llm train configs/tiny.py
 With configs/tiny.py:denoiser it is a masked-diffusion model, for the methods of these:
 jaxrl-llm train configs/tiny.py:denoiser --recipe espo.
 
+With configs/tiny.py:inpainter that model fills in what chunks of a reference leave open:
+jaxrl-llm train configs/tiny.py:inpainter --recipe igpo_inpainting.
+
+With configs/tiny.py:predictor some tokens of the model are predictions of its own solutions:
+jaxrl-llm train configs/tiny.py:predictor --recipe masa.
+
 With configs/tiny.py:flow it is a flow policy, whose response is a point of the plane:
 jaxrl-llm train configs/tiny.py:flow --recipe branch_grpo_flow. With configs/tiny.py:text_flow a
 model writes a text of six bytes before it denoises: --recipe unigrpo.
@@ -159,6 +165,51 @@ denoiser = dataclasses.replace(
         group_size=8, max_new_tokens=8, denoising=DenoisingOptions(steps=4, block_length=4)
     ),
     run_dir="runs/tiny_denoiser",
+)
+
+
+def long_references():
+    """The prompts with references of 32 letters, which several chunks cover, before an answer."""
+
+    def with_reference(prompt):
+        columns = {**prompt.metadata, "demonstration": "abcdefgh" * 4 + "z"}
+        return dataclasses.replace(prompt, answer="z", metadata=columns)
+
+    return PromptSet(map(with_reference, prompts()), source="configs/tiny.py, long references")
+
+
+inpainter = dataclasses.replace(
+    denoiser,
+    data=DataConfig(prompts=long_references),
+    reward=mostly_wrong,
+    recipe="igpo_inpainting",
+    sampling=SamplingConfig(
+        group_size=8, max_new_tokens=32, denoising=DenoisingOptions(steps=8, block_length=4)
+    ),
+    run_dir="runs/tiny_inpainter",
+)
+
+
+def predicting_model():
+    """Of its tokens one in sixteen is a prediction in the form that masa asks for."""
+    texts = (
+        f'{{"math_notion": ["letter"], "pass_rate": {n % 9}, "solution_length": {n % 8 + 1}}}'
+        for n in range(16)
+    )
+    return *tiny_model(), ByteTokenizer(dict(zip(range(240, 256), texts, strict=True)))
+
+
+def without_predictions(prompt, completion, metadata):
+    """As mostly_wrong, of the letters before the first prediction."""
+    return mostly_wrong(prompt, completion.partition("{")[0], metadata)
+
+
+predictor = dataclasses.replace(
+    hard,
+    model=predicting_model,
+    reward=without_predictions,
+    recipe="masa",
+    run_dir="runs/tiny_predictor",
 )
 
 

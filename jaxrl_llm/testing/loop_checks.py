@@ -43,6 +43,12 @@ def _denoiser():
     return *tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259), ByteTokenizer()
 
 
+def _predictor():
+    """A model that now and then writes a prediction of its own solutions."""
+    text = '{"math_notion": [], "pass_rate": 4, "solution_length": 6}'
+    return *tiny_model(num_layers=1), ByteTokenizer({i: text for i in range(240, 256)})
+
+
 def _flow():
     return *tiny_flow_model(), ByteTokenizer()
 
@@ -74,6 +80,21 @@ def _prompts() -> PromptSet:
 
     prompts = (prompt(n) for n in range(_PROMPTS))
     return PromptSet(prompts, source="tiny")
+
+
+def _long_references() -> PromptSet:
+    """The prompts with references of several chunks, whose last digit is the answer."""
+
+    def with_reference(prompt: Prompt) -> Prompt:
+        trace = "0123456789" * 3 + prompt.answer
+        return dataclasses.replace(prompt, metadata={**prompt.metadata, "demonstration": trace})
+
+    return PromptSet(map(with_reference, _prompts()), source="tiny")
+
+
+def _digits(prompt: str, completion: str, metadata) -> float:
+    """1 where more than a tenth of the letters are digits, as in a part of a reference."""
+    return float(10 * sum(c.isdigit() for c in completion) > len(completion))
 
 
 def _reward(prompt: str, completion: str, metadata) -> dict[str, Any]:
@@ -136,7 +157,8 @@ def assert_loop_runs_whole(
     of prompts has counted the prompts that were drawn. The critic, a moving reference, a subagent,
     and the states of every controller and of the collector have changed. If the run covered an
     epoch, a collector that resamples groups with equal rewards, or adds help where all rewards are
-    low, has done so. Help that every group gets, texts and stored groups are in a batch.
+    low, has done so, and responses around tokens of the data are in a batch. Help that every group
+    gets, texts and stored groups are in a batch. A prediction of the policy was read.
 
     Args:
       recipe: The name of a preset, or a recipe.
@@ -170,6 +192,12 @@ def assert_loop_runs_whole(
         config = dataclasses.replace(config, model=network, reward=_first_number, sampling=sampling)
     elif default and made.likelihood is not None:
         config = dataclasses.replace(config, model=_denoiser)
+    if default and declares(made.collector, "fixes_tokens"):
+        data, sampling = DataConfig(prompts=_long_references, chat=False), config.sampling
+        sampling = dataclasses.replace(sampling, max_new_tokens=32)
+        config = dataclasses.replace(config, data=data, reward=_digits, sampling=sampling)
+    if default and hasattr(getattr(made, "collector", None), "parse"):
+        config = dataclasses.replace(config, model=_predictor)
     segments = getattr(made.collector, "segments", None) if not made.forward_only else None
     if segments is not None and steps % segments == 0:
         steps += 1  # after whole responses, a collector of parts has none to go on with
@@ -301,6 +329,8 @@ def _check_collector(collector, result, name: str, config: TrainConfig, num_prom
     remembers = bool(jax.tree.leaves(first))
     if remembers:
         _require(_differ(state, first), f"{name}: the state of its collector did not move")
+    if isinstance(state, dict) and "parsed" in state:
+        _require(state["parsed"] > 0, f"{name}: no prediction of its policy was read")
     parts, covered = list(collector_parts(collector)), batch * steps >= num_prompts
     for part in parts:
         _check_roles(part, result.history, name, config, covered)
@@ -336,7 +366,9 @@ def _check_roles(part, history, name: str, config: TrainConfig, covered: bool) -
     """
     entered = {key for row in history for key, value in row.items() if value}
     if (policy := getattr(part, "policy", None)) is not None:
-        from_data = getattr(policy, "brings_responses", False) and covered
+        # Tokens of the data are in a batch only where a group fails and they lead to a success.
+        reads = ("brings_responses", "fixes_tokens")
+        from_data = any(getattr(policy, name, False) for name in reads) and covered
         if from_data or _always_helps(policy, config.sampling.group_size):
             helped = not entered.isdisjoint({"rollouts/hinted", "rollouts/demonstration"})
             _require(helped, f"{name}: no help of its collector is in a batch")

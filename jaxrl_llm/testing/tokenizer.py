@@ -12,6 +12,10 @@ _SPLIT = re.compile(f"({'|'.join(map(re.escape, _IDS))})")
 class ByteTokenizer:
     """UTF-8 bytes as ids 0 to 255, then ``<bos>``, ``<eos>`` and ``<pad>``; a ``data.Tokenizer``.
 
+    Args:
+      phrases: Texts that ids below 256 decode to in place of their byte, so that a model with
+        random weights writes them; ``encode`` does not use these.
+
     Attributes:
       vocab_size: 259.
       bos_id: 256; starts a chat message.
@@ -25,12 +29,17 @@ class ByteTokenizer:
       [104, 105, 257]
       >>> tokenizer.decode([104, 105, 257])
       'hi'
+      >>> jr.testing.ByteTokenizer({255: "yes"}).decode([104, 255])
+      'hyes'
     """
 
     vocab_size: int = 259
     bos_id: int = 256
     eos_ids: tuple[int, ...] = (257,)
     pad_id: int = 258
+
+    def __init__(self, phrases: Mapping[int, str] | None = None):
+        self._phrases = {i: text.encode() for i, text in (phrases or {}).items()}
 
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
         """The ids of a text.
@@ -54,7 +63,9 @@ class ByteTokenizer:
         for i in map(int, ids):
             if not 0 <= i < self.vocab_size:
                 raise ValueError(f"ByteTokenizer.decode: id {i} is outside the vocabulary of 259.")
-            if i < 256:
+            if i in self._phrases:
+                data.extend(self._phrases[i])
+            elif i < 256:
                 data.append(i)
             elif not skip_special:
                 data.extend(_SPECIAL[i].encode())

@@ -55,16 +55,15 @@ def test_the_loop_runs_a_preset_whole(name):
     hard = recipe.collector is not None or name in ("passk_training", "srpo_vla")
     plays = needs_environment(recipe) or name in ("dart", "epo", "igpo", "mua_rl", "oprl")
     which = "game" if plays else "hard" if hard else "config"
-    which = {"ui_s1": "path", "hiper_hae": "subgoals", "m_grpo": "team"}.get(name, which)
+    examples = {"ui_s1": "path", "hiper_hae": "subgoals", "m_grpo": "team", "masa": "predictor"}
+    which = examples.get(name, which)
     denoises = "flow" if isinstance(recipe.likelihood, FlowLikelihood) else "denoiser"
     denoises = "text_flow" if name == "unigrpo" else denoises
     which = which if recipe.likelihood is None else denoises
-    which = "scorer" if recipe.head else which
+    which = "scorer" if recipe.head else "inpainter" if name == "igpo_inpainting" else which
     config = example(which)
-    # With one layer, not all that these two check happens.
-    if which == "denoiser" and recipe.collector is not None:
-        config = dataclasses.replace(config, reward=example("hard").reward)
-    if name not in ("latr", "ui_s1", "hiper_hae") and recipe.likelihood is None:
+    # With one layer, not all that these check happens.
+    if name not in ("latr", "ui_s1", "hiper_hae", "masa") and recipe.likelihood is None:
         config = dataclasses.replace(config, model=one_layer)
     # In a tenth, the first tokens that all prompts share are computed once; see numbers_first.
     if which in ("config", "hard") and len(name) % 8:
@@ -98,7 +97,7 @@ def one_layer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaf_grpo", "spo_tracker"])
+@pytest.mark.parametrize("name", ["scaf_grpo", "spo_tracker", "igpo_inpainting", "masa"])
 def test_what_a_preset_reads_is_in_the_default_run(name):
     assert_loop_runs_whole(EARLY.get(name, name))
 
@@ -224,6 +223,7 @@ def test_what_a_collector_does_in_three_steps(collector, row):
     [
         (REFILLED, "asked for no more rollouts"),
         (DEMONSTRATED, "no help of its collector is in a batch"),
+        (jr.recipes.igpo_inpainting().collector, "no help of its collector is in a batch"),
         (jr.curation.demonstrations(when="failed"), "no help of its collector is in a batch"),
         (jr.curation.hinted(jr.curation.hint_share()), "no help of its collector is in a batch"),
         (REPLAYED, "no stored group is in a batch"),
@@ -236,6 +236,21 @@ def test_what_a_collector_does_in_three_steps(collector, row):
 def test_what_a_collector_does_not_do_in_three_steps(collector, reason):
     with pytest.raises(AssertionError, match=f"^recipe 'x': .*{reason}"):
         check_collector(collector)
+
+
+def test_predictions_that_nobody_can_read():
+    collector, state = jr.recipes.masa().collector, {"predictions": 24, "gated": 0}
+    result = SimpleNamespace(history=[{"rollouts_sampled": 24.0}] * 3)
+    config = dataclasses.replace(loop_checks._CONFIG, steps=3)
+    for parsed in (0, 1):
+        counts = {k: np.int32(v) for k, v in {**state, "parsed": parsed}.items()}
+        result.state = SimpleNamespace(collector_state=counts)
+        check = functools.partial(loop_checks._check_collector, collector, result, "'x'", config)
+        if parsed:
+            check(10)
+        else:
+            with pytest.raises(AssertionError, match="'x': no prediction of its policy was read"):
+                check(10)
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
