@@ -366,12 +366,13 @@ def _check_roles(part, history, name: str, config: TrainConfig, covered: bool) -
     """
     entered = {key for row in history for key, value in row.items() if value}
     if (policy := getattr(part, "policy", None)) is not None:
-        # Tokens of the data are in a batch only where a group fails and they lead to a success.
-        reads = ("brings_responses", "fixes_tokens")
-        from_data = any(getattr(policy, name, False) for name in reads) and covered
+        from_data = getattr(policy, "brings_responses", False) and covered
         if from_data or _always_helps(policy, config.sampling.group_size):
             helped = not entered.isdisjoint({"rollouts/hinted", "rollouts/demonstration"})
             _require(helped, f"{name}: no help of its collector is in a batch")
+        # Without a chunk in its place, a rollout of the second round succeeds by chance alone.
+        fixed = not getattr(policy, "fixes_tokens", False) or "hint_tokens" in entered
+        _require(fixed or not covered, f"{name}: no token of the data is in a batch")
     if declares(part, "brings_texts"):
         _require("rollouts/text" in entered, f"{name}: no text of its collector is in a batch")
     # Nothing is stored before the first batch. A store that others fill has no start.

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm import corrections, diagnostics, preferences
 from jaxrl_llm.core import Array, masking, traits_of
 from jaxrl_llm.curation import TEXT
-from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION
+from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
 from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes import Batch, Recipe
@@ -210,6 +210,7 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str,
     - ``tokens_sampled``: number of tokens of all rollouts that finished meanwhile, also of dropped
       groups and of those that were sampled ahead and then not needed, and of greedy baselines.
     - ``rollouts/ROLE``: number of rollouts in the batch with a role other than own, if any;
+      ``hint_tokens``: tokens in the responses of its hinted rollouts that the data wrote, if any;
       ``tokens_continued``: tokens of continued responses sampled before this batch, if any.
     - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update.
     - ``reward``, if only texts take part: the ``sampled_reward``.
@@ -237,6 +238,9 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str,
     counts = np.bincount(collected.roles[where], minlength=len(_ROLES))
     named = zip(_ROLES, counts, strict=True)
     values |= {f"rollouts/{role}": float(n) for role, n in named if n and role != "own"}
+    hinted = where & (collected.roles == HINTED)
+    if fixed := np.sum(rollout.mask & hinted[..., None] & (np.asarray(rollout.version) < 0)):
+        values["hint_tokens"] = float(fixed)
     if collected.continued:
         values["tokens_continued"] = float(collected.continued)
     values["groups_sampled"] = float(collected.groups)

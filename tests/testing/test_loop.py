@@ -223,7 +223,7 @@ def test_what_a_collector_does_in_three_steps(collector, row):
     [
         (REFILLED, "asked for no more rollouts"),
         (DEMONSTRATED, "no help of its collector is in a batch"),
-        (jr.recipes.igpo_inpainting().collector, "no help of its collector is in a batch"),
+        (jr.recipes.igpo_inpainting().collector, "no token of the data is in a batch"),
         (jr.curation.demonstrations(when="failed"), "no help of its collector is in a batch"),
         (jr.curation.hinted(jr.curation.hint_share()), "no help of its collector is in a batch"),
         (REPLAYED, "no stored group is in a batch"),

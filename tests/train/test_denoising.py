@@ -434,7 +434,7 @@ def test_groups_that_fail_are_sampled_around_chunks_of_the_reference(tmp_path):
     assert (held[:, :2] == (np.arange(held.shape[-1]) < 3)).all() and not held[:, 2:].any()
     assert (np.asarray(batch.tokens)[:, :2, :3] == shown).all()
     assert np.asarray(batch.rewards).tolist() == [[1.0, 1.0, 0.0, 0.0]] * 4
-    assert made.metrics["rollouts_sampled"] == 32
+    assert made.metrics["rollouts_sampled"] == 32 and made.metrics["hint_tokens"] == 4 * 2 * 3
     # Hints do not train here, and what was sampled around them does.
     state = init_state(params, optax.sgd(0.1), recipe, key=jax.random.key(0))
     extras = {**batch.extras, "old_entropy": np.ones(held.shape, np.float32)}
