@@ -499,22 +499,36 @@ def test_scope_shapes_the_continuation_alone():
     np.testing.assert_allclose(loss_of(jr.recipes.scope(), logp, batch), expected, rtol=1e-5)
 
 
-def test_cog_rethinker_imitates_what_is_right_after_help():
+@pytest.mark.parametrize("agree", [0.0, 1.0, None])
+def test_cog_rethinker_imitates_what_is_right_after_help(agree):
+    """Groups of accuracy 0 or 1 leave the mean, but for what is imitated."""
     logp, batch = make(imitated=STEERED)
+    rewards = REWARDS.copy()
+    if agree is not None:
+        rewards[1] = np.where(STEERED[1], 1.0, agree)
+    batch = batch.replace(rewards=jnp.asarray(rewards))
     got = loss_of(jr.recipes.cog_rethinker(imitation=0.3), logp, batch)
-    x, old, r = double(logp, batch.old_logp, REWARDS)
-    total = 0.0
+    x, old, r = double(logp, batch.old_logp, rewards)
+    total, count = 0.0, 0
     for p in range(P):
         own = ~STEERED[p]
         a = np.zeros(G)
         a[own] = (r[p, own] - r[p, own].mean()) / (r[p, own].std(ddof=1) + 1e-6)
         token = clip(np.exp(x - old)[p], a[:, None], high=1.28)
         token = np.where(STEERED[p][:, None], -0.3 * x[p], token)
-        total += token[MASK[p]].sum()
-    np.testing.assert_allclose(got, total / MASK.sum(), rtol=1e-5)
+        trains = MASK[p] & (STEERED[p] | (np.ptp(r[p, own]) > 0))[:, None]
+        total, count = total + token[trains].sum(), count + trains.sum()
+    np.testing.assert_allclose(got, total / count, rtol=1e-5)
+
+
+def test_cog_rethinker_without_imitation_filters_too():
     plain = jr.recipes.cog_rethinker(imitation=0.0)
     assert not plain.regularizers and not plain.required_fields
     assert plain.collector.width(G) == G
+    rewards = jnp.asarray(np.stack([REWARDS[0], np.ones(G, np.float32)]))
+    batch = make()[1].replace(rewards=rewards)
+    trains = np.asarray(plain.prepare(batch, plain.init())[0].mask)
+    assert (trains[0] == MASK[0]).all() and not trains[1].any()
 
 
 def test_options_reach_the_collector():

@@ -12,8 +12,10 @@ solution. No help is given at test time. Options that these presets share:
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import jax.numpy as jnp
+
 from jaxrl_llm import advantages, curation, regularizers, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -285,7 +287,8 @@ def cog_rethinker(
 
         loss = mean over tokens of (token loss - imitation logp on right answers of the two stages)
 
-    The imitated answers are conditioned on the plain prompt.
+    The imitated answers are conditioned on the plain prompt. Rollouts of a group whose rewards are
+    equal at its last stage do not count in the mean.
 
     Args:
       imitation: Coefficient of the likelihood; 0 to exclude those answers.
@@ -302,6 +305,17 @@ def cog_rethinker(
         advantage=stateless(advantages.grpo_imitating if distill else advantages.grpo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         regularizers=(term,) if distill else (),
+        selection=_differing_or_imitated if distill else _differing,
         collector=curation.hinted(policy),
         paper="arXiv:2510.15979",
     )
+
+
+def _differing(advantages: Array, mask: Array) -> Array:
+    """Tokens of the groups in which an advantage is not 0: the filter of accuracies 0 and 1."""
+    return mask & jnp.any(advantages != 0.0, axis=-1, keepdims=True)[..., None]
+
+
+def _differing_or_imitated(advantages: Array, mask: Array, *, imitated: Array) -> Array:
+    """:func:`_differing`, and tokens of the imitated responses."""
+    return _differing(advantages, mask) | (mask & imitated[..., None])
