@@ -199,8 +199,9 @@ def entropy_reshaping(
 
         A'_i = A_i (2 - H_i / mean H),   H_i = mean entropy of the tokens of i
 
-    The factors of a group have the mean 1 unless the floor raises one of them. They are 1 where the
-    mean entropy is 0.
+    The mean over a group is of its responses that have an unmasked token; one without has the
+    factor 1. The factors of the others have the mean 1 unless the floor raises one of them. They
+    are 1 where the mean entropy is 0.
 
     Args:
       advantages: ``[..., G]``, floating point, one per rollout.

@@ -11,7 +11,7 @@
   its range or without effect, raise ValueError.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 
@@ -19,6 +19,7 @@ from jaxrl_llm.advantages import _inputs
 from jaxrl_llm.core import Array, checks, curves, masking, stats
 
 Singleton = Literal["zero", "raw"]
+Baseline = Literal["group", "batch", "leave_one_out", "batch_leave_one_out", "zero"]
 
 
 def grpo(
@@ -29,7 +30,7 @@ def grpo(
     ddof: int | None = None,
     eps: float | None = None,
     singleton: Singleton = "zero",
-    baseline: Literal["group", "batch", "leave_one_out"] = "group",
+    baseline: Baseline = "group",
 ) -> Array:
     """Rewards minus their group mean, over a standard deviation.
 
@@ -37,15 +38,18 @@ def grpo(
 
     The deviation is over the group with ``scale="group"`` (GRPO), or over the raw, uncentered
     rewards of the full batch with ``"batch"``; ``"none"`` does not divide (:func:`dr_grpo`). With
-    another ``baseline`` the deviation is the root mean square of the rewards minus their baselines:
+    another ``baseline`` the deviation is the root mean square of the rewards minus their baselines,
+    over the group or, with ``scale="batch"``, over the batch:
 
-        baseline="batch":          b = mean of the rewards of the full batch
-        baseline="leave_one_out":  b_i = mean of the other rewards of the group
+        baseline="batch":                b = mean of the rewards of the full batch
+        baseline="leave_one_out":        b_i = mean of the other rewards of the group
+        baseline="batch_leave_one_out":  b_i = mean of the other rewards of the full batch
+        baseline="zero":                 b = 0
         A_i = (r_i - b_i) / (sqrt(sum_j (r_j - b_j)^2 / (n - ddof)) + eps)
 
-    With ``baseline="batch"`` only a batch of equal rewards gets exactly 0. "batch", as ``scale`` or
-    as ``baseline``, must see the global batch and needs communication if the batch is sharded over
-    prompts.
+    With a baseline of the batch only a batch of equal rewards gets exactly 0, and with "zero" only
+    rewards of 0 do. "batch", as ``scale`` or in a ``baseline``, must see the global batch and needs
+    communication if the batch is sharded over prompts.
 
     Args:
       rewards, where: See the module.
@@ -54,11 +58,12 @@ def grpo(
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
       singleton: As in the module; "raw" is the reward as if the mean were 0 and the deviation 1
         (also the batch's, where that is 0).
-      baseline: What is subtracted: the mean of the "group", of the "batch", or of the other
-        rollouts of the group, "leave_one_out". The last two require ``scale="group"``.
+      baseline: What is subtracted: the mean of the "group", of the "batch", of the other rollouts
+        of the group, "leave_one_out", or of the batch, "batch_leave_one_out"; or "zero". All but
+        "group" require a scale other than "none".
 
     Returns:
-      Advantages ``[..., G]``; they add up to 0 over a group, but not with ``baseline="batch"``.
+      Advantages ``[..., G]``; they add up to 0 over a group with the baselines of the group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -72,16 +77,16 @@ def grpo(
       tunix add 1e-6, TRL 1e-4. TRL's batch scaling is ``scale="batch"``. verl treats a group of one
       as "raw"; our default of 0, and the exact 0 of equal rewards, are ours. Up to 0.8, verl's
       vectorized form bounds the deviation below by 1e-3. The other baselines are AReaL's
-      ``mean_level="batch"`` and ``mean_leave1out`` with ``std_level="group"``, where
-      ``std_unbiased=False`` is ``ddof=0``.
+      ``mean_level="batch"``, ``mean_leave1out``, both, and ``mean_level=None``; its ``std_level``
+      is ``scale`` and its ``std_unbiased=False`` is ``ddof=0``.
     """
     rewards = _inputs.group_rewards("grpo", rewards, where, singleton)
     checks.check_option("grpo", "scale", scale, ("group", "batch", "none"))
-    checks.check_option("grpo", "baseline", baseline, ("group", "batch", "leave_one_out"))
-    if baseline != "group" and scale != "group":
+    checks.check_option("grpo", "baseline", baseline, get_args(Baseline))
+    if baseline != "group" and scale == "none":
         raise ValueError(
-            f"grpo: baseline={baseline!r} takes scale='group'; got scale={scale!r}. See rloo and "
-            "batch_normalize."
+            f"grpo: baseline={baseline!r} takes scale='group' or 'batch'; got scale='none'. See "
+            "rloo."
         )
     centered = rewards - stats.group_mean(rewards, where)
     if scale == "none":
@@ -92,14 +97,11 @@ def grpo(
     checks.check_option("grpo", "ddof", ddof, (0, 1))
     checks.check_positive("grpo", finite=True, eps=eps)
     if baseline != "group":
-        if baseline == "leave_one_out":
-            centered = rloo(rewards, where=where)
-        else:
-            centered = rewards - masking.masked_mean(rewards, where)
-            centered = jnp.where(masking.is_constant(rewards, where), 0.0, centered)
+        centered = _above_baseline(rewards, where, baseline)
         count = stats.group_count(rewards, where)
-        squares = masking.masked_sum(centered**2, where, axis=-1, keepdims=True)
-        std = masking.safe_sqrt(squares / jnp.maximum(count - ddof, 1.0))
+        axis, sample = (-1, count) if scale == "group" else (None, jnp.sum(count))
+        squares = masking.masked_sum(centered**2, where, axis=axis, keepdims=axis is not None)
+        std = masking.safe_sqrt(squares / jnp.maximum(sample - ddof, 1.0))
         alone = 0.0 if singleton == "zero" else rewards / (1.0 + eps)
         advantages = jnp.where(count == 1, alone, centered / (std + eps))
         return masking.zero_masked(advantages, where)
@@ -111,6 +113,19 @@ def grpo(
         # Only singletons are left to scale in a batch without spread; eps must not blow them up.
         alone = rewards / (jnp.where(masking.is_constant(rewards, where), 1.0, std) + eps)
     return _inputs.settle_group(centered / (std + eps), alone, rewards, where, singleton)
+
+
+def _above_baseline(rewards: Array, where: Array | None, baseline: Baseline) -> Array:
+    """Rewards ``[..., G]`` minus a baseline of :func:`grpo` other than the group's mean."""
+    if baseline == "leave_one_out":
+        return rloo(rewards, where=where)
+    if baseline == "zero":
+        return masking.zero_masked(rewards, where)
+    centered = rewards - masking.masked_mean(rewards, where)
+    if baseline == "batch_leave_one_out":
+        count = jnp.sum(stats.group_count(rewards, where))
+        centered = centered * (count / jnp.maximum(count - 1.0, 1.0))
+    return jnp.where(masking.is_constant(rewards, where), 0.0, centered)
 
 
 def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "zero") -> Array:

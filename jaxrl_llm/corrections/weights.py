@@ -8,7 +8,6 @@ arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
 import numbers
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
@@ -44,10 +43,10 @@ def importance_weights(
     Args:
       old_logp, behavior_logp, mask: See the package.
       level, normalize: See the module.
-      cap: Largest weight, at least 1; None for no cap. 1.5 to 5 for tokens and 2 to 10 for
-        sequences are common.
-      floor: Smallest weight, in [0, 1], so that a token that is improbable under the proximal
-        policy retains some gradient; None for no floor.
+      cap: Largest weight, above 0; None for no cap. 1.5 to 5 for tokens and 2 to 10 for sequences
+        are common. A cap below 1 is also the weight of every token of an unchanged policy.
+      floor: Smallest weight, in [0, 1] and not above the cap, so that a token that is improbable
+        under the proximal policy retains some gradient; None for no floor.
 
     Returns:
       Weights ``[..., T]``, float32, 0 where masked; no gradient flows through them.
@@ -63,20 +62,18 @@ def importance_weights(
       Yao et al., Your efficient RL framework secretly brings you off-policy RL training
       (fengyao.notion.site/off-policy-rl). Token and sequence level, cap and normalization as in
       verl 0.9 (``rollout_is``). TRL's ``token_truncate`` and ``sequence_truncate`` do not clamp the
-      exponent; their ``clip_min`` is ``floor``. AReaL's sequence weight is the geometric.
+      exponent; their ``clip_min`` is ``floor``. AReaL's sequence weight is the geometric. NeMo RL's
+      "tis" sets an infinite or undefined weight to 0; here infinity is capped and NaN stays.
     """
     weight = _raw("importance_weights", old_logp, behavior_logp, mask, level)
-    if cap is not None:
-        checks.check_positive("importance_weights", cap=cap)
-        if isinstance(cap, numbers.Real) and float(cap) < 1:
-            raise ValueError(
-                "importance_weights: cap must be at least 1, the weight of an unchanged policy; "
-                f"got {cap:g}."
-            )
-        weight = jnp.minimum(weight, cap)
-    if floor is not None:
-        checks.check_share("importance_weights", floor=floor)
-        weight = jnp.maximum(weight, floor)
+    checks.check_positive("importance_weights", cap=cap)
+    checks.check_share("importance_weights", floor=floor)
+    if isinstance(cap, numbers.Real) and isinstance(floor, numbers.Real) and floor > cap:
+        raise ValueError(
+            f"importance_weights: floor must not be above cap; got {floor:g} and {cap:g}."
+        )
+    weight = weight if cap is None else jnp.minimum(weight, cap)
+    weight = weight if floor is None else jnp.maximum(weight, floor)
     return _finish(weight, mask, level, normalize)
 
 
@@ -141,4 +138,4 @@ def _finish(weight: Array, mask: Array, level: Level, normalize: bool) -> Array:
         valid = mask if level == "token" else jnp.any(mask, axis=-1, keepdims=True)
         mean = masking.masked_mean(weight, valid)
         weight = weight / jnp.where(mean > 1e-8, mean, 1.0)
-    return jax.lax.stop_gradient(masking.zero_masked(weight, mask))
+    return masking.zero_masked(weight, mask)

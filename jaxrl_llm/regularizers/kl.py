@@ -181,10 +181,12 @@ def kl_unbiased(
     *,
     estimator: str = "k3",
     coef: float | Array = 1e-3,
+    cap: float | None = None,
 ) -> Array:
     """A penalty for divergence from the reference, corrected for the policy that sampled.
 
         loss[t] = coef * r[t] * k[t],   r = exp(logp - stop_gradient(old_logp)), also differentiated
+        cap:      loss[t] = coef * clip(r[t] * k[t], -cap, cap)
 
     The factor r makes the value unbiased for tokens sampled by the old policy, and on policy (r =
     1) it makes the expected gradient that of KL(policy || reference), for both k1 and k3. This does
@@ -195,6 +197,7 @@ def kl_unbiased(
       coef: See the module.
       old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
       estimator: "k1" or "k3".
+      cap: Largest magnitude of ``r k``, above 0, with gradient 0 beyond it; None for no cap.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -208,7 +211,8 @@ def kl_unbiased(
       Array([0.5], dtype=float32)
 
     References:
-      DeepSeek-V3.2 (arXiv:2512.02556). TRL has it as ``use_bias_correction_kl`` with k3.
+      DeepSeek-V3.2 (arXiv:2512.02556). TRL has it as ``use_bias_correction_kl`` with k3. NeMo RL's
+      ``use_on_policy_kl_approximation`` caps the product at 10: ``cap=10.0`` here.
     """
     checks.check_option("kl_unbiased", "estimator", estimator, ("k1", "k3"))
     checks.check_non_negative("kl_unbiased", finite=True, coef=coef)
@@ -216,7 +220,12 @@ def kl_unbiased(
     old_logp = logp if old_logp is None else old_logp
     log_ratio = _difference("kl_unbiased", logp, old_logp, mask, name="old_logp")
     penalty = checked_estimate("kl_unbiased", logp, ref_logp, mask, estimator, None)
-    return _inputs.scaled(coef, jnp.exp(log_ratio) * penalty)
+    penalty = jnp.exp(log_ratio) * penalty
+    if cap is not None:
+        checks.check_positive("kl_unbiased", finite=True, cap=cap)
+        bound = jax.lax.stop_gradient(jnp.sign(penalty)) * cap
+        penalty = jnp.where(jnp.abs(penalty) > cap, bound, penalty)
+    return _inputs.scaled(coef, penalty)
 
 
 def kl_gate(logp: Array, old_logp: Array, mask: Array, *, max_kl: float) -> Array:

@@ -131,11 +131,8 @@ BAD_VALUES = {
     "grpo: ddof=0 has no effect with scale='none'": lambda: adv.grpo(
         REWARDS, scale="none", ddof=0, eps=1e-4
     ),
-    "grpo: baseline='batch' takes scale='group'.*'batch'": lambda: adv.grpo(
-        THREE, baseline="batch", scale="batch"
-    ),
-    "grpo: baseline='batch' takes scale='group'.*'none'": lambda: adv.grpo(
-        THREE, baseline="batch", scale="none"
+    "grpo: baseline='zero' takes scale='group' or 'batch'.*'none'": lambda: adv.grpo(
+        THREE, baseline="zero", scale="none"
     ),
     "grpo: baseline must be one of 'group'.*'batch'": lambda: adv.grpo(THREE, baseline="bach"),
     "gpg: mode must be one of .* Did you mean 'informative'": lambda: adv.gpg(

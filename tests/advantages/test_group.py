@@ -55,35 +55,49 @@ def test_worked_numbers(rewards, options, expected):
     np.testing.assert_allclose(advantages, expected, atol=1.2e-6)
 
 
-def other_baselines(rewards, where, baseline, ddof, eps, singleton):
-    """Differences to the baseline over their root mean square, group by group in float64."""
+def other_baselines(rewards, where, baseline, ddof, eps, singleton, scale="group"):
+    """Differences to the baseline over their root mean square, reward by reward in float64."""
     rewards = np.asarray(rewards, np.float64)
-    out = np.zeros(rewards.shape)
-    batch = rewards[where].mean()
+    left, out = np.zeros(rewards.shape), np.zeros(rewards.shape)
+    for place in zip(*np.nonzero(where), strict=True):
+        others = where.copy()
+        others[place] = baseline == "batch"
+        if baseline == "leave_one_out":
+            others &= np.eye(where[..., 0].size, dtype=bool).reshape(
+                *where.shape[:-1], *where.shape[:-1]
+            )[place[:-1]][..., None]
+        mean = rewards[others].mean() if others.any() and baseline != "zero" else 0.0
+        left[place] = rewards[place] - mean
     for index in np.ndindex(*rewards.shape[:-1]):
         keep = np.flatnonzero(where[index])
         row = rewards[index][keep]
         if len(row) < 2:
             out[index][keep] = row / (1 + eps) if singleton == "raw" else 0.0
-            continue
-        others = np.array([np.delete(row, i).mean() for i in range(len(row))])
-        left = row - (batch if baseline == "batch" else others)
-        if baseline == "leave_one_out" and row.max() == row.min():
-            continue
-        out[index][keep] = left / (np.sqrt((left**2).sum() / (len(row) - ddof)) + eps)
+            left[index] = 0.0 if baseline == "leave_one_out" else left[index]
+        elif baseline == "leave_one_out" and row.max() == row.min():
+            left[index] = 0.0
+    for index in np.ndindex(*rewards.shape[:-1]):
+        keep = np.flatnonzero(where[index])
+        if len(keep) > 1:
+            over = left[index][keep] if scale == "group" else left[where]
+            out[index][keep] = left[index][keep] / (
+                np.sqrt((over**2).sum() / (len(over) - ddof)) + eps
+            )
     return out
 
 
-@pytest.mark.parametrize("baseline", ["batch", "leave_one_out"])
+@pytest.mark.parametrize("baseline", ["batch", "leave_one_out", "batch_leave_one_out", "zero"])
+@pytest.mark.parametrize("scale", ["group", "batch"])
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("singleton", ["zero", "raw"])
-def test_other_baselines_equal_the_float64_reference(baseline, ddof, singleton):
+def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, singleton):
     rng = np.random.default_rng(1)
     rewards = rng.normal(size=(3, 5, 6)).astype(np.float32)
     rewards[0, 0] = 0.1
     where = rng.random(rewards.shape) < 0.6
     where[1, 0], where[1, 1] = False, np.arange(6) == 2
     options = {"baseline": baseline, "ddof": ddof, "eps": 1e-4, "singleton": singleton}
+    options["scale"] = scale
     got = compiled(np.where(where, rewards, np.nan), where=where, **options)
     np.testing.assert_allclose(got, other_baselines(rewards, where, **options), atol=2e-6)
 
@@ -97,6 +111,15 @@ def test_other_baselines_equal_the_float64_reference(baseline, ddof, singleton):
             [[0.316228, -0.948683], [0.707107, 0.707107]],
         ),
         ([[0.1, 0.1, 0.1]] * 3, {"baseline": "batch"}, [[0, 0, 0]] * 3),
+        ([[0.1, 0.1, 0.1]] * 3, {"baseline": "batch_leave_one_out"}, [[0, 0, 0]] * 3),
+        # Means of the other three: 2/3, 1, 2/3, 2/3; so 1/3, -1, 1/3, 1/3 above them.
+        (
+            [[1, 0], [1, 1]],
+            {"baseline": "batch_leave_one_out", "ddof": 0},
+            [[0.447214, -1.341641], [1, 1]],
+        ),
+        ([[3, 4], [0, 0]], {"baseline": "zero"}, [[0.6, 0.8], [0, 0]]),
+        ([[3, 4], [0, 0]], {"baseline": "zero", "scale": "batch"}, [[1.039230, 1.385641], [0, 0]]),
         (
             [3, 0, 0, 0],
             {"baseline": "leave_one_out", "ddof": 0},

@@ -57,6 +57,7 @@ def batch(seed, scale):
         ({"cap": None}, [1.105171, 0.740818, 2.459603, 1.0]),
         ({"cap": 1.5, "floor": 0.9}, [1.105171, 0.9, 1.5, 1.0]),
         ({"level": "sequence", "cap": 1.5, "floor": 1.0}, [1.5] * 4),
+        ({"cap": 0.8, "floor": 0.75}, [0.8, 0.75, 0.8, 0.8]),
     ],
 )
 def test_worked_numbers(options, expected):
@@ -138,7 +139,9 @@ ZEROS = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
         "importance_weights: level must be one of .*'sequence'?": lambda: importance_weights(
             *ZEROS, level="sequences"
         ),
-        "cap must be at least 1, .* got 0.5": lambda: importance_weights(*ZEROS, cap=0.5),
+        "floor must not be above cap; got 0.6 and 0.5": lambda: importance_weights(
+            *ZEROS, cap=0.5, floor=0.6
+        ),
         "cap must be above 0": lambda: importance_weights(*ZEROS, cap=-1.0),
         r"floor must be in \[0, 1\]; got 1.5": lambda: importance_weights(*ZEROS, floor=1.5),
         "lower and upper must have 1 between .*got 1.5 and 2": lambda: masked_importance_weights(

@@ -1,4 +1,5 @@
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +136,28 @@ def test_corrected_value_and_gradient_match_float64(estimator):
     np.testing.assert_allclose(term(logp), MASK * 0.5 * ratio * value, rtol=1e-5, atol=1e-6)
     got = jax.grad(lambda x: term(x).sum())(jnp.asarray(logp))
     np.testing.assert_allclose(got, MASK * 0.5 * ratio * (value + slope), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "ratio", "value", "gradient"),
+    [
+        ("k3", 1.0, math.e - 2, -1.0),  # k3 + dk3 = d = -1
+        ("k3", 20.0, 10.0, 0.0),  # 20 (e - 2) = 14.4
+        ("k1", 4.0, -4.0, 0.0),  # 4 (d + 1)
+        ("k1", 20.0, -10.0, 0.0),
+    ],
+)
+def test_the_cap_of_the_corrected_estimate_is_on_the_product(estimator, ratio, value, gradient):
+    logp = jnp.array([-2.0])
+    old, ref = logp - jnp.log(ratio), jnp.array([-1.0])
+    term = lambda x: kl_unbiased(  # noqa: E731
+        x, old, ref, jnp.ones(1, bool), estimator=estimator, coef=0.5, cap=10.0
+    )[0]
+    got = jax.value_and_grad(term)(logp)
+    np.testing.assert_allclose(got[0], 0.5 * value, rtol=1e-5)
+    np.testing.assert_allclose(got[1], [0.5 * gradient], atol=1e-5)
+    with pytest.raises(ValueError, match="kl_unbiased: cap must be above 0"):
+        kl_unbiased(logp, old, ref, jnp.ones(1, bool), cap=0.0)
 
 
 def test_plain_estimators_are_those_of_kl_token():
