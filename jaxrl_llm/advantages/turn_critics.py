@@ -9,6 +9,8 @@
 - ``gamma``, ``lam``: numbers in [0, 1].
 - ``unfinished``: bool ``[...]``, True for rollouts that were cut off before their end.
 - A turn without an unmasked token does not count, and its reward is lost.
+- A turn id of K or more is an error: a result per token is NaN at its tokens, a result per turn
+  leaves them out. The steps of :mod:`jaxrl_llm.preferences` have the same rule.
 - Results are float32, 0 where masked.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """

@@ -59,7 +59,12 @@ def choose_experts(
 
     Returns:
       int32 ``[..., k]`` from the largest logit on, or as given, and float32 weights ``[..., k]``.
-      The gradient goes through the weights only.
+      The gradient goes through the weights only. Within ``jit``, the weights of a token with an id
+      above E or with two equal experts are NaN.
+
+    Raises:
+      ValueError: If ``given``, as a concrete array, has an id above E or a token with two equal
+        experts.
 
     Example:
       >>> import jax.numpy as jnp
@@ -75,7 +80,16 @@ def choose_experts(
     top, chosen = jax.lax.top_k(logits, active)
     if given is not None:
         chosen = jnp.where(given > 0, given.astype(chosen.dtype) - 1, chosen)
+        ordered = jnp.sort(chosen, axis=-1)
+        wrong = jnp.any(chosen >= logits.shape[-1], axis=-1)
+        wrong |= jnp.any(ordered[..., 1:] == ordered[..., :-1], axis=-1)
+        if not isinstance(wrong, jax.core.Tracer) and wrong.any():
+            raise ValueError(
+                f"choose_experts: given must hold different experts from 1 to {logits.shape[-1]} "
+                f"for a token; got {given[wrong][0].tolist()}."
+            )
         top = jnp.take_along_axis(logits, chosen, axis=-1)
+        top = jnp.where(wrong[..., None], jnp.nan, top)
     if normalized:
         return chosen, jax.nn.softmax(top, axis=-1)
     return chosen, jnp.exp(top - jax.nn.logsumexp(logits, axis=-1, keepdims=True))

@@ -397,7 +397,9 @@ def step_rewards(
       advantages: Not used.
       turn_rewards: ``[..., G, K]``, the label of each step, in [0, 1].
       turn_where: bool ``[..., G, K]``, True for the steps that have a label.
-      turn_ids: integers ``[..., G, T]``, the step of each token, nondecreasing; below 0 for none.
+      turn_ids: integers ``[..., G, T]``, the step of each token, nondecreasing; below 0 for none. An
+        id of K or more is an error and gives NaN, as in
+        :func:`~jaxrl_llm.advantages.turns_to_tokens`.
 
     Returns:
       Token loss ``[..., G, T]``, float32, 0 elsewhere.
@@ -421,10 +423,12 @@ def step_rewards(
     checks.check_float(function, turn_rewards=turn_rewards)
     checks.check_bool(function, turn_where=turn_where)
     checks.check_same_shape(function, turn_rewards=turn_rewards, turn_where=turn_where)
-    place = jnp.clip(turn_ids, 0, jnp.shape(turn_rewards)[-1] - 1)
+    marks, steps = step_marks(turn_ids, mask), jnp.shape(turn_rewards)[-1]
+    place = jnp.clip(turn_ids, 0, steps - 1)
     there = jnp.take_along_axis(jnp.asarray(turn_where), place, axis=-1)
     labels = jnp.take_along_axis(jnp.asarray(turn_rewards, jnp.float32), place, axis=-1)
-    return process_reward(values, labels, step_marks(turn_ids, mask) & there)
+    loss = process_reward(values, labels, marks & there & (turn_ids < steps))
+    return jnp.where(marks & (turn_ids >= steps), jnp.nan, loss)
 
 
 def _of_responses(

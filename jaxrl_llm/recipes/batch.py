@@ -265,11 +265,13 @@ def validate_batch(
     if batch.experts is not None:
         experts = np.asarray(batch.experts)
         least, most = experts.min(-1), experts.max(-1)
-        wrong = (least < 0) | ((least == 0) & (most > 0))
+        ordered = np.sort(experts, axis=-1)
+        doubled = (ordered[..., 1:] == ordered[..., :-1]).any(-1)
+        wrong = (least < 0) | ((least == 0) & (most > 0)) | ((least > 0) & doubled)
         for row, member, token in np.argwhere(mask & wrong.any(-1))[:1]:
             raise ValueError(
                 f"{name}: the experts of token {token} of {prompt(row)}, rollout {member}, are "
-                f"{experts[row, member, token].tolist()}; those of a layer must be counted from 1, "
-                "or all be 0."
+                f"{experts[row, member, token].tolist()}; those of a layer must be different and "
+                "counted from 1, or all be 0."
             )
     return batch

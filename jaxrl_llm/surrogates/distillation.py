@@ -8,7 +8,8 @@
 - ``rewards``: ``[...]``, one per rollout; ``success``: smallest reward of a correct rollout.
 - ``alpha``: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
 - ``rest``: Treatment of the tokens outside the support: "tail" makes them one event, "renormalize"
-  makes the support add up to 1, "none" is for a support of the full vocabulary.
+  makes the support, of two tokens or more, add up to 1, "none" is for a support of the full
+  vocabulary.
 - ``cap``: Largest ratio that weighs each token, above 0; None for no weights, so 1 each.
 
 Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.

@@ -330,6 +330,11 @@ def token_divergence(
         )
     # Any distribution will do where the mask is False; zeros would be one with mass S.
     count = jnp.shape(student_logp)[-1]
+    if rest == "renormalize" and count == 1:
+        raise ValueError(
+            f"{function}: rest='renormalize' gives the one token of the support probability 1 in "
+            "both models, so their divergence is 0; take rest='tail' or a larger support."
+        )
     filler = -jnp.log(jnp.float32(count + 1))
 
     def distribution(x: Array) -> Array:

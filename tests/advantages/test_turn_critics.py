@@ -229,6 +229,13 @@ def test_gradients_equal_finite_differences():
 X, IDS = jnp.ones((1, 4)), jnp.zeros((1, 4), int)
 
 
+@pytest.mark.parametrize("name", ["turn_end_rewards", "turn_gae_returns", "pdppo_returns"])
+def test_a_turn_beyond_the_rewards_is_nan_at_its_tokens_alone(name):
+    ids, values = jnp.array([[0, 1, 2, 9]]), () if name == "turn_end_rewards" else (X,)
+    out = getattr(adv, name)(X[:, :2], *values, jnp.arange(4) < jnp.array([[3]]), turn_ids=ids)
+    assert np.isnan(out).tolist() == [[False, False, True, False]]
+
+
 @pytest.mark.parametrize(
     ("error", "match", "make"),
     [

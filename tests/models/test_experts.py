@@ -157,6 +157,17 @@ def test_choice_and_activation_by_hand():
     np.testing.assert_allclose(y, expected, rtol=1e-5)
 
 
+def test_given_experts_that_a_token_cannot_take():
+    replay = partial(choose_experts, jnp.array([[0.0, 2.0, 3.0]]), 2)
+    weights = jax.jit(lambda given: replay(given=given)[1])
+    for given in ([2, 2], [1, 4], [9, 1], [0, 3]):  # of the last, the token would choose the third
+        given = jnp.array([given])
+        with pytest.raises(ValueError, match=rf"from 1 to 3 .* got \[{given[0, 0]}, {given[0, 1]}"):
+            replay(given=given)
+        assert jnp.isnan(weights(given)).all()
+    assert jnp.isfinite(weights(jnp.array([[3, 1]]))).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -143,6 +143,20 @@ def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
     np.testing.assert_allclose(slope, jax.grad(lambda x: exponential(*x))(rewards), rtol=1e-6)
 
 
+def test_a_step_beyond_the_labels_is_not_a_number_of_the_last_label():
+    """NaN where such a step is read, as `turns_to_tokens` has it; nothing elsewhere."""
+    mask = jnp.array([[True, True, True, True, False], [True, False, True, True, True]])
+    ids = jnp.array([[0, 1, 2, 2, 7], [-1, 5, 1, 1, 3]])
+    labels, where = jnp.array([[1.0, 0.0]] * 2), jnp.array([[True, True], [True, False]])
+    loss = step_rewards(
+        jnp.zeros((2, 5)), None, jnp.zeros(2), mask, turn_rewards=labels, turn_where=where,
+        turn_ids=ids,
+    )  # fmt: skip
+    half, nan = np.log(2), np.nan
+    want = [[half, half, 0, nan, 0], [0, 0, 0, 0, nan]]
+    np.testing.assert_allclose(loss, want, rtol=1e-6)
+
+
 def test_surrogates_of_a_head_read_the_ends_of_responses_and_steps():
     rng = np.random.default_rng(5)
     mask = np.arange(5) < np.array([[3], [5], [1], [0]])

@@ -116,7 +116,7 @@ VALUES = [
             r"experts of token 2 of prompt 'sum-17', rollout 1, are \[\[1, 2\], "
             rf"\[{experts[0]}, {experts[1]}\]\]; those of a layer",
         )
-        for experts in ((3, 0), (-1, -1), (-1, 4))
+        for experts in ((3, 0), (-1, -1), (-1, 4), (4, 4))
     ),
     (
         put("mask", 0, False),

@@ -184,6 +184,12 @@ def test_the_rest_of_the_support():
     np.testing.assert_allclose(call(top, "tail"), 0.021901, atol=1e-6)
     expected = divergence(S[:2] / 0.9, T[:2] / 0.8, 0.5)
     np.testing.assert_allclose(call(top, "renormalize"), expected, rtol=1e-4)
+    one = {"student_logp": single(S[:1]), "teacher_logp": single(T[:1])}
+    np.testing.assert_allclose(
+        call(one, "tail"), divergence(*([x[0], 1 - x[0]] for x in (S, T)), 0.5), rtol=1e-4
+    )
+    with pytest.raises(ValueError, match="sdpo: rest='renormalize' gives the one token"):
+        call(one, "renormalize")
 
 
 def test_the_ratio_weighs_up_to_its_cap():

@@ -5,7 +5,7 @@ methods only ``minillm(rewards=True)`` also trains on them.
 """
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
-from jaxrl_llm.core import Array, bind, chain, given, masking, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.presets.teachers import no_advantages
 from jaxrl_llm.recipes.recipe import Recipe
@@ -38,7 +38,7 @@ def gkd(
       beta: Interpolation of the divergence; 0.5 is the symmetric Jensen-Shannon divergence.
       top: Size of the support; None for the full vocabulary.
       rest: "tail" makes the other tokens one event; "renormalize" makes the probabilities of the
-        support add up to 1.
+        support add up to 1, for a ``top`` of at least 2.
       demonstrations: Number of responses of each group that come from the data (divided by the size
         of the group it is the paper's 1 - lambda).
       offline: Whether all responses come from the data and nothing is sampled.
@@ -63,6 +63,12 @@ def gkd(
         divergence = bind(surrogates.teacher_divergence, alpha=beta)
         surrogate, computed = surrogates.gkd, (Computed("divergence", divergence, "policy"),)
     else:
+        checks.check_option("gkd", "rest", rest, ("tail", "renormalize"))
+        if rest == "renormalize" and top == 1:
+            raise ValueError(
+                "gkd: with top=1, rest='renormalize' gives one token probability 1 in both models, "
+                "and nothing is distilled; take rest='tail' or a larger top."
+            )
         log_probs = given(surrogates.support_log_probs, support="top_ids")
         surrogate = bind(surrogates.sdpo, alpha=beta, rest=rest, cap=None)
         computed = (
@@ -98,14 +104,16 @@ def on_policy_distillation(
     teacher provides one number per token.
 
     Args:
-      coef: Weight of the teacher.
+      coef: Weight of the teacher, above 0.
       discount: Discount of later tokens' log-ratios in a token's advantage; 0 excludes them.
-      gamma: Extra weight of the first token over the last (IW-OPD); None for no such weight.
+      gamma: Extra weight of the first token over the last (IW-OPD), above 0; None for no such
+        weight.
 
     References:
       Reverse KL as the reward: MiniLLM (arXiv:2306.08543); with ``gamma``, on the position bias of
       on-policy distillation (arXiv:2606.22600), 0.5 in TRL.
     """
+    checks.check_positive("on_policy_distillation", finite=True, coef=coef, gamma=gamma)
     teacher = bind(advantages.teacher_advantages, coef=coef, discount=discount)
     advantage = chain(stateless(no_advantages), stateless(teacher))
     if gamma is not None:
@@ -174,6 +182,11 @@ def minillm(
       of the next token counts in both terms. The released code normalizes the advantages over the
       batch, scales and clips the log-ratios, and also learns from the teacher on texts.
     """
+    if not (coef or single_step or rewards):
+        raise ValueError(
+            "minillm: nothing learns from the responses with coef=0, single_step=0 and "
+            "rewards=False."
+        )
     first = advantages.grpo if rewards else no_advantages
     teacher = bind(
         advantages.teacher_advantages, coef=coef, discount=discount, normalize=discount > 0
@@ -211,12 +224,13 @@ def span_distillation(*, coef: float = 1.0) -> Recipe:
     The teacher is a ``train.teachers.AlignedTeacher``, which reads the text of prompt and response.
 
     Args:
-      coef: Weight of the teacher.
+      coef: Weight of the teacher, above 0.
 
     References:
       Spans as in TRL's GOLD trainer (Universal Logit Distillation, arXiv:2402.12030), which
       compares sorted distributions; one number per span is ours.
     """
+    checks.check_positive("span_distillation", finite=True, coef=coef)
     teacher = bind(advantages.span_advantages, coef=coef)
     return from_base(
         name="span_distillation",
