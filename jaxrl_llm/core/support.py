@@ -5,6 +5,7 @@ renormalized over a set. The set is stored exactly, since a threshold computed a
 other numbers would give another one.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,21 @@ class Support(NamedTuple):
 
     ids: Array | None = None
     bits: Array | None = None
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Temperature:
+    """A temperature at which tokens were sampled; a part of a pytree without an array.
+
+    Example:
+      >>> import jax
+      >>> from jaxrl_llm.core.support import Temperature
+      >>> jax.tree.leaves(Temperature(0.7))
+      []
+    """
+
+    value: float
 
 
 def pack_bits(mask: Array) -> Array:

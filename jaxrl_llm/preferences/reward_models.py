@@ -397,8 +397,8 @@ def step_rewards(
       advantages: Not used.
       turn_rewards: ``[..., G, K]``, the label of each step, in [0, 1].
       turn_where: bool ``[..., G, K]``, True for the steps that have a label.
-      turn_ids: integers ``[..., G, T]``, the step of each token, nondecreasing; below 0 for none. An
-        id of K or more is an error and gives NaN, as in
+      turn_ids: integers ``[..., G, T]``, the step of each token, nondecreasing; below 0 for none.
+        An id of K or more is an error and gives NaN, as in
         :func:`~jaxrl_llm.advantages.turns_to_tokens`.
 
     Returns:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.core import Array, checks
 from jaxrl_llm.core.packing import Layout, check_packing, row_trees
-from jaxrl_llm.core.support import Support, check_support, in_support
+from jaxrl_llm.core.support import Support, Temperature, check_support, in_support
 from jaxrl_llm.recipes.inputs import check_extra
 from jaxrl_llm.recipes.records import replace_fields
 
@@ -56,6 +56,8 @@ class Batch:
       experts: int16 ``[P, G, T, L, k]``, the experts with which the sampler read the input of each
         token, as :attr:`Rollout.experts <jaxrl_llm.rollout.Rollout>` has them; the policy and the
         proximal policy take the same ones. None if each model chooses.
+      sampled_at: The temperature of the sampler, with which a train step compares its own; see
+        ``Rollout.sampled_at``. None if it is not known or the two may differ.
       called: The rows of a subagent that these rollouts called, a batch of their own; the main
         policy's step does not read them. None for a recipe without a subagent.
 
@@ -88,6 +90,7 @@ class Batch:
     weights: Array | None = None
     correction: Array | None = None
     experts: Array | None = None
+    sampled_at: Temperature | None = None
     called: "Batch | None" = None
 
     @classmethod
@@ -127,6 +130,9 @@ class Batch:
             support=rollout.support,
             experts=rollout.experts,
             packing=None if rollout.ends is None else row_trees(rollout.ends),
+            sampled_at=getattr(
+                rollout, "sampled_at", None
+            ),  # a record of another sampler may lack it
         )
 
     def replace(self, **changes) -> "Batch":

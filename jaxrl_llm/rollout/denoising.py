@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.support import Temperature
 from jaxrl_llm.models.denoising import block_length_of, denoise, mask_id_of
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, sampling_on_mesh
@@ -215,7 +216,8 @@ def make_denoising_sampler(
             check_spread("sample", len(prompts), "prompts", batch_shards(mesh))
             placed = processes.place((tokens, mask, request_ids, fixed), batch_sharding(mesh))
             tokens, mask, request_ids, fixed = placed
-        return run(params, key, tokens, mask, request_ids, np.int32(version), fixed)
+        result = run(params, key, tokens, mask, request_ids, np.int32(version), fixed)
+        return result._replace(sampled_at=Temperature(temperature) if temperature > 0 else None)
 
     sample.compiled = run  # type: ignore[attr-defined]
     return sample

@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.support import Temperature
 from jaxrl_llm.core.runtime.threads import compile_aside, wait_for_one
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
@@ -215,6 +216,9 @@ def make_sampler(
     )
     decode = jax.jit(sampling_on_mesh(_make_decode(model, draw, spec), mesh, model.sharding_rules))
 
+    # With `entropy_tau` each token has a temperature of its own, and greedy tokens have none.
+    known = temperature > 0 and entropy_tau is None
+    sampled_at = Temperature(float(temperature)) if known else None
     programs: dict[tuple[int, int], Future] = {}  # by the shape of the prompts
 
     def arguments(params: ArrayTree, key: Array, prompts, request_ids, version: int) -> tuple:
@@ -248,7 +252,7 @@ def make_sampler(
                 wait_for_one([programs[shape]])
             result = decode(*args)
             programs.setdefault(shape, _done())
-            return result
+            return result._replace(sampled_at=sampled_at)
         if entropy_tau is None:
             raise ValueError("sample: entropy_stats has no effect without entropy_tau.")
         stats = np.asarray(entropy_stats, np.float32)

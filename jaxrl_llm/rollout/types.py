@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.core.support import Support
+from jaxrl_llm.core.support import Support, Temperature
 from jaxrl_llm.rollout._inputs import check_sizes
 
 # Why a response ended: at its longest length, with a stop token or string, with non-finite logits,
@@ -50,6 +50,8 @@ class Rollout(NamedTuple):
       experts: int16 ``[P, G, T, L, k]``, of a model of L layers with experts: the k that read the
         input from which each token is predicted, counted from 1; 0 where nobody recorded them, as
         for tokens that were not sampled. None for a sampler that does not record them.
+      sampled_at: The temperature of all tokens, of :func:`make_sampler` and
+        :func:`make_denoising_sampler`; None where it varies, is 0 or is not known.
     """
 
     prompt_tokens: Array
@@ -65,6 +67,7 @@ class Rollout(NamedTuple):
     ends: Array | None = None
     latents: Array | None = None
     experts: Array | None = None
+    sampled_at: Temperature | None = None
 
     @property
     def tempered_logp(self) -> Array:

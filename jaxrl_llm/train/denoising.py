@@ -5,6 +5,8 @@ steps, references and metrics work with either. The masks are extras of the batc
 ``masked_prompt``, ``noise`` and ``written``, so every model is scored on the same masks.
 """
 
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -246,6 +248,24 @@ def _without(
 
 # Either scorer; a recipe's checks ensure that a likelihood never needs a method of Scorer alone.
 PolicyScorer = Any
+
+
+def tell_temperature(batch: Batch, scorer: PolicyScorer) -> None:
+    """Warns, while a step is traced, if its policy has another temperature than the sampler."""
+    sampled, scored = batch.sampled_at, getattr(scorer, "temperature", None)
+    if (
+        sampled is None
+        or not isinstance(scored, int | float)
+        or math.isclose(sampled.value, scored)
+    ):
+        return
+    warnings.warn(
+        f"The batch was sampled at temperature {sampled.value:g}, and the step scores the policy "
+        f"at {scored:g}, so ratios and divergences compare two distributions; pass "
+        f"temperature={sampled.value:g} to make_step, make_gradients, make_scorer or Scorer, or "
+        "batch.replace(sampled_at=None) if the two should differ.",
+        stacklevel=2,
+    )
 
 
 def scorer_of(

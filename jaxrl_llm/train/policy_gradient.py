@@ -63,7 +63,7 @@ from jaxrl_llm.train.batches import (
     run_turns,
 )
 from jaxrl_llm.train.critic import update_critic, update_prm
-from jaxrl_llm.train.denoising import PolicyScorer, draws_of_pass, scorer_of
+from jaxrl_llm.train.denoising import PolicyScorer, draws_of_pass, scorer_of, tell_temperature
 from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
 from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
@@ -563,6 +563,7 @@ def _policy_gradients(
     microbatches: int,
 ) -> Gradients:
     """The gradient of the recipe's loss with respect to the trained parameters."""
+    tell_temperature(batch, scorer)
     statistics = recipe.computed_from("policy")
     measured = bool(recipe.computed_from("update").keys() - {UPDATE_SCALE})
     measured &= batch.old_logp is not None
@@ -572,8 +573,7 @@ def _policy_gradients(
         batch, measured = recipe.measure(batch, before), False
 
     def loss(params: ArrayTree, part: Batch):
-        scores = scorer(merge_adapter(base, params), part, statistics)
-        logp, entropy, computed = scores
+        logp, entropy, computed = scorer(merge_adapter(base, params), part, statistics)
         part = recipe.measure(part, logp) if measured else part
         value = recipe.loss(logp, part, entropy=entropy, statistics=computed)
         return value, (logp, entropy)

@@ -26,7 +26,7 @@ from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.recipes.wiring import moot_if_equal, of_likelihood
 from jaxrl_llm.train.batches import join_microbatches, map_microbatches, split_microbatches
 from jaxrl_llm.train.critic import critic_values
-from jaxrl_llm.train.denoising import PolicyScorer
+from jaxrl_llm.train.denoising import PolicyScorer, tell_temperature
 from jaxrl_llm.train.optimizer import next_rate
 from jaxrl_llm.train.score import HIDDEN_STATISTICS, Scorer
 from jaxrl_llm.train.score_norms import score_sq_norms
@@ -109,6 +109,7 @@ def score_batch(
     """
     if not hasattr(scorer, "model"):
         raise TypeError(f"score_batch: scorer must be a train.Scorer; got {scorer!r}.")
+    tell_temperature(batch, scorer)
     batch = _with_behavior(batch, scorer, state, microbatches)
     if stale and not recipe.reads_behavior and batch.old_logp is None:
         batch = batch.replace(old_logp=batch.behavior_logp)
@@ -132,8 +133,7 @@ def score_batch(
 
 def _absent(batch: Batch, recipe: Recipe, source: str) -> dict[str, Callable]:
     """The statistics with this source that the batch does not have."""
-    functions = recipe.computed_from(source)
-    return {name: f for name, f in functions.items() if name not in batch.extras}
+    return {k: f for k, f in recipe.computed_from(source).items() if k not in batch.extras}
 
 
 def _with_behavior(

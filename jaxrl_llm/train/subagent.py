@@ -129,7 +129,9 @@ def subagent_batch(
     ]
     rollout = trees.zip_leaves(lambda x: np.concatenate(x), rows)
     batch = Batch.from_rollout(
-        rollout, np.where(there, earned, 0.0).reshape(-1, 1), where=there.reshape(-1, 1)
+        rollout._replace(sampled_at=None),
+        np.where(there, earned, 0.0).reshape(-1, 1),
+        where=there.reshape(-1, 1),
     )
     of_calls = np.asarray(advantages, np.float32).reshape(-1, 1)
     return batch.replace(extras={"call_advantages": of_calls})

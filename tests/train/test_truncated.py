@@ -1,10 +1,12 @@
 """Training on rollouts of a sampler that truncates: over what was kept, ratios are 1."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny_run import CONFIG, tiny_run
 
@@ -78,6 +80,37 @@ def test_a_step_takes_all_its_ratios_over_the_support(tiny):
     # The gap is of the policy before its first update; by the second it has moved, but not far.
     assert abs(metrics["sampler_gap"]) < 1e-4 and 1 < metrics["ratio_max"] < 1.2
     assert int(after.step) == 1
+
+
+def test_a_loop_is_told_that_its_temperatures_differ(tiny):
+    model, params = tiny
+    sample = make_sampler(model, max_new_tokens=6, group_size=4, temperature=0.7)
+    rollout = sample(params, jax.random.key(0), PROMPTS)
+    batch = jr.recipes.Batch.from_rollout(rollout, np.arange(12) % 3 / 2)
+    recipe, optimizer = jr.recipes.dr_grpo(length=6), optax.sgd(0.1)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    prepared, _ = recipe.prepare(batch, state.algo_state)
+
+    def told(temperature, batch, prepared):
+        gradients = jr.train.make_gradients(model, recipe, temperature=temperature)
+        step = make_step(model, recipe, optimizer, temperature=temperature)
+        scorer = jr.train.Scorer(model, temperature=temperature)
+        for call in (
+            lambda: jax.eval_shape(gradients, state, prepared),
+            lambda: step.lower(state, batch),
+            lambda: jr.train.score_batch(batch, recipe, scorer, state=state),
+        ):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call()
+            yield " ".join(str(x.message) for x in caught)
+
+    what = "sampled at temperature 0.7, and the step scores the policy at"
+    assert all(f"{what} 1," in text for text in told(1.0, batch, prepared))
+    assert all(f"{what} 0.35," in text for text in told(0.35, batch, prepared))
+    assert not any("temperature" in text for text in told(0.7, batch, prepared))
+    unknown = (x.replace(sampled_at=None) for x in (batch, prepared))
+    assert not any("temperature" in text for text in told(1.0, *unknown))
 
 
 def test_gradient_through_a_small_support(tiny):
