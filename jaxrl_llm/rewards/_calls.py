@@ -9,6 +9,7 @@ object stays where it is, and the tests hold a `Remote` to call it by, or `Items
 import ast
 import builtins
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -296,19 +297,76 @@ def ask(remote, kind, *what):
     return object.__getattribute__(remote, "channel").ask(kind, number, *what)
 
 
-def free_names(texts):
-    """Names that tests read and neither they nor Python define."""
-    read, defined = set(), set(dir(builtins))
-    for node in itertools.chain.from_iterable(ast.walk(ast.parse(text)) for text in texts):
+def names_in(text):
+    """The names that code reads, those that it defines, and the modules that it imports."""
+    read, defined, modules = set(), set(dir(builtins)), set()
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
         elif isinstance(node, ast.arg):
             defined.add(node.arg)
         elif isinstance(node, ast.alias):
             defined.add((node.asname or node.name).partition(".")[0])
+            modules.add(node.name.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            modules.add((node.module or "").partition(".")[0])
         elif isinstance(node, DEFINITIONS) and node.name:
             defined.add(node.name)
-    return read - defined
+    return read, defined, modules
+
+
+class Names:
+    """The names of the tests: what the candidate defines, and what nobody does.
+
+    A name that neither the tests nor Python define is the candidate's, or else a module of the
+    standard library. One that the candidate lacks is no fault of the row: the reply may be wrong.
+    It is a ``stray``, and no code can pass, if the prompt does not have the name either, while the
+    candidate does define what else the tests read.
+    """
+
+    def __init__(self, channel, job):
+        read, defined, modules = names_in(job["setup"])
+        self.modules, self.of_setup = set(modules), read - defined
+        self.wanted = {name: name for name in self.of_setup}
+        for test in job["tests"]:
+            more, known, modules = names_in(test)
+            self.wanted |= {name: name for name in (read | more) - defined - known}
+            self.modules |= modules
+        entry = job["entry_point"]
+        if entry:
+            self.wanted |= {"candidate": entry, entry: entry}
+        self.values, missing = dict[str, object](__name__="tests"), set()
+        for name, there in self.wanted.items():
+            try:
+                self.values[name] = channel.ask("name", there)
+            except Exception:
+                missing.add(name)
+        follows = entry not in missing if entry else len(missing) < len(self.wanted)
+        for name in missing - {"candidate", entry}:
+            if name in sys.stdlib_module_names:
+                with contextlib.suppress(Exception):
+                    self.values[name] = importlib.import_module(name)
+        prompt = job["prompt"].lower()
+        named = {name for name in missing if not prompt or name.lower() in prompt}
+        self.strays = missing - self.values.keys() - named if follows else set()
+
+    def fault(self, error, answered):
+        """Why a test that raised this fails whatever the code is; None if it may not.
+
+        An exception of the candidate arrives without the name that a missing one has here.
+        """
+        name = getattr(error, "name", None)
+        if isinstance(error, Unpassable):
+            return str(error)
+        if isinstance(error, ImportError) and str(name).partition(".")[0] in self.modules:
+            return f"it fails with {type(error).__name__}: {error}"
+        if isinstance(error, NameError) and name in self.strays:
+            return f"it reads {name!r}, which neither it, the prompt nor the code defines"
+        # After an answer, a name that the test sets may be missing since the answer is wrong.
+        own = isinstance(error, UnboundLocalError) or (name and name not in self.wanted)
+        if isinstance(error, NameError) and own and not answered:
+            return f"it fails with {type(error).__name__}: {error}"
+        return None
 
 
 def report(nonce, what):
@@ -327,20 +385,14 @@ def grade(nonce, requests, replies):
     try:
         if channel.receive() != "ready":
             return
-        names = {"__name__": "tests"}
-        wanted = {name: name for name in free_names([job["setup"], *job["tests"]])}
-        if job["entry_point"]:
-            wanted |= {"candidate": job["entry_point"], job["entry_point"]: job["entry_point"]}
-        for name, there in wanted.items():
-            with contextlib.suppress(Exception):  # a test that reads what is not there fails
-                names[name] = channel.ask("name", there)
+        names = Names(channel, job)
         try:
-            exec(compile(job["setup"], "setup", "exec"), names)
+            exec(compile(job["setup"], "setup", "exec"), names.values)
         except Gone:
             raise
         except BaseException as error:
             # What reads nothing of the candidate fails with every one.
-            if isinstance(error, Unpassable) or not free_names([job["setup"]]):
+            if names.fault(error, channel.answered) or not names.of_setup:
                 for _ in job["tests"]:
                     report(nonce, f"the setup fails with {type(error).__name__}: {error}")
             return
@@ -348,14 +400,12 @@ def grade(nonce, requests, replies):
         for test in job["tests"]:
             channel.answered = answered
             try:
-                exec(compile(test, "test", "exec"), dict(names))
-                passed = not channel.gone
+                exec(compile(test, "test", "exec"), dict(names.values))
+                verdict = int(not channel.gone)
             except Gone:
                 raise
-            except Unpassable as error:
-                passed = error
-            except BaseException:
-                passed = False
-            report(nonce, passed if isinstance(passed, Unpassable) else int(passed))
+            except BaseException as error:
+                verdict = names.fault(error, channel.answered) or 0
+            report(nonce, verdict)
     except Gone:
         pass

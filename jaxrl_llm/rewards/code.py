@@ -4,6 +4,10 @@ Both run the code of the last fenced block in the sandbox, and grade it outside 
 the code sees the inputs of a test, never the expected results. Any error of the code, including a
 limit, is a failed test. If the sandbox cannot run they raise `SandboxError`, which ends a run.
 
+A test that no code can pass is a fault of the data and raises `RewardError`, with ``partial`` too,
+in one sentence that names the test; the message of a run names the row. What shows without a reply
+is also raised by the attribute ``check_row(metadata)`` of both, before a run begins.
+
     reward = 1[every test passes], or the share of tests that pass with partial=True
     test_passes = whether each test passes, for `verpo`
 
@@ -11,30 +15,29 @@ One call takes up to `total` seconds, so use a `VerifierPool` with a longer dead
 ``VerifierPool(rewards.code_stdio, workers=8, deadline=60.0)``. On the command line, it is in one.
 
 Shared arguments:
-  prompt: Not read.
+  prompt: Read only for the names that it has; see :func:`code_asserts`.
   completion: The reply; see :func:`from_code_block`. A reply without a block fails every test.
   metadata: The row of the data, with its tests.
   seconds, memory, processes: Limits of :func:`run_python`, for each run.
   partial: Whether the reward is the share of tests that pass.
 """
 
-import ast
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.core.runtime.files import parse_json
 from jaxrl_llm.rewards.answers import without_thinking
+from jaxrl_llm.rewards.code_rows import assert_tests, same_result, same_words, stdio_tests
 from jaxrl_llm.rewards.sandbox import LONGEST_CODE, Limits, Program, run_programs, run_python
-from jaxrl_llm.rewards.scoring import RewardError
 
 _CALLS = Path(__file__).with_name("_calls.py").read_text(encoding="utf-8")
+_FUNCTION = Path(__file__).with_name("_function.py").read_text(encoding="utf-8")
 # Possessive, so that a line of spaces or of letters takes linear time.
 _FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+$")
 _PYTHON = ("", "python", "python3", "py", "py3")
@@ -104,21 +107,38 @@ def code_stdio(
 
         passes_n = 1[exit status 0, and printed words = expected words]
 
-    Words are separated by white space. Each test runs in a new process.
+    Words are separated by white space; lines do not matter, letter case does. Each test runs in a
+    new process. Words that differ as texts are equal if both are decimal numbers, x printed and y
+    expected, and
+
+        y has a point or an exponent:  |x - y| <= 1e-6 max(1, |y|);  1e-6 if y is a whole number
+        y is an integer:               |x - y| <= 1e-6, and x has a point and no exponent
+
+    so that a count is exact, however large. NaN, infinities, hexadecimal numbers, a leading zero or
+    plus sign, and digits of other scripts or with separators are texts.
+
+    Tests may also call a function, as those of LiveCodeBench for LeetCode do: the input has one
+    argument a line, as JSON, and the output is the result as JSON. The function is a method of
+    ``class Solution`` or stands alone, and may use the names of the standard library that
+    LiveCodeBench imports for it. A tuple counts as a list, and a float as a number above.
 
     Args:
       prompt, completion, seconds, memory, processes, partial: As above.
       total: Seconds of all tests together; None is 45, or ``seconds`` if that is more. If they run
         out, the rest of the tests fail where one has failed; where all have passed, the call fails.
       metadata: "tests" is a list of mappings with "input" and "output", or a mapping with the lists
-        "inputs" and "outputs"; either may be written as JSON.
+        "inputs" and "outputs"; either may be written as JSON. Tests with the "testtype"
+        "functional" call the function "func_name" of the row, or of its column "metadata" as
+        LiveCodeBench has it; so do tests without a "testtype" if the row has such a name, or the
+        mapping a "fn_name".
 
     Returns:
       ``{"reward": ..., "test_passes": [...]}``.
 
     Raises:
-      RewardError: If there are no such tests, or a test expects no output, which a program that
-        does nothing would pass.
+      RewardError: If there are no such tests; a test expects no output, which a program that does
+        nothing would pass; or no code can pass a test: its input is longer than the sandbox takes,
+        a text is not valid Unicode, or what a function gets or returns is not JSON.
       TimeoutError: If every test passed until ``total`` ran out, so that the program may be right.
         In a :class:`VerifierPool` this is a failed call; outside of one it ends a run.
       ValueError: If ``total`` is below ``seconds``.
@@ -136,7 +156,11 @@ def code_stdio(
       [True, False]
 
     References:
-      APPS (arXiv:2105.09938) and CodeContests (arXiv:2203.07814) are graded in this way.
+      APPS (arXiv:2105.09938), CodeContests (arXiv:2203.07814) and LiveCodeBench
+      (arXiv:2403.07974), CODE reading. The tolerance is that of most contests' own checkers. For
+      every number, integers too, APPS has ``numpy.allclose`` (1e-8 + 1e-5 |y|), and CodeContests,
+      which also ignores letter case, 1e-5. LiveCodeBench compares each line as exact decimals, so
+      that 0.1 + 0.2 is not 0.3, and results with ``==``; NeMo Gym adds 1e-6 to it.
     """
     del prompt
     total = max(45.0, seconds) if total is None else total
@@ -146,10 +170,14 @@ def code_stdio(
             "code_stdio: total must not be below seconds, which one test may take; got "
             f"{total:g} s and {seconds:g} s."
         )
-    tests = _stdio_tests(metadata)
+    tests, function = stdio_tests(metadata)
     code, end = from_code_block(completion), time.monotonic() + total
-    if code is None:
+    if code is None or (function and len(code) > LONGEST_CODE):
         return _graded([False] * len(tests), partial=partial)
+    program, files, same = code, {}, same_words
+    if function:
+        program, files = f"{_FUNCTION}\ncall({function!r})\n", {"solution.py": code}
+        same = same_result
     passes: list[bool] = []
     for stdin, expected in tests:
         # The first test has all of its seconds, whatever has passed since `end` was set.
@@ -157,8 +185,9 @@ def code_stdio(
         result = None
         if left > 0:
             result = run_python(
-                code,
+                program,
                 stdin=stdin,
+                files=files,
                 seconds=min(seconds, left),
                 memory=memory,
                 output=max(_LEAST_OUTPUT, 4 * len(expected)),
@@ -171,8 +200,8 @@ def code_stdio(
                     f"{total:g} s of all tests ran out; increase total, or give fewer tests"
                 )
             break
-        right = result.stdout.split() == expected.split()
-        passes.append(result.ended == "exit" and result.exit_code == 0 and right)
+        ran = result.ended == "exit" and result.exit_code == 0
+        passes.append(ran and same(result.stdout, expected))
     return _graded([*passes, *[False] * (len(tests) - len(passes))], partial=partial)
 
 
@@ -191,7 +220,8 @@ def code_asserts(
         passes_n = 1[test n ran to its end without an exception]
 
     Tests run in one sandbox and the code in another, which answers calls of its definitions. Names
-    that tests read, and that neither the tests nor Python define, refer to the candidate. Results
+    that tests read, and that neither the tests nor Python define, refer to the candidate, or else
+    to a module of the standard library. Results
     come back as plain data: None, numbers, texts, bytes, ranges, lists, tuples, sets and mappings;
     an iterator makes each item when a test takes it. Any other object stays in the candidate's
     process, where tests call it and read its attributes; a test that compares it fails. Arguments
@@ -210,11 +240,13 @@ def code_asserts(
       ``{"reward": ..., "test_passes": [...]}``.
 
     Raises:
-      RewardError: If there are no such tests, or a test is not valid Python, or asserts nothing at
-        its top level, as a test of pytest or unittest that nobody calls; or if the setup fails
-        whatever the code is, or a test passes it an argument of another kind (with ``partial``, if
-        all tests do; else such a test fails). After the code has answered in a test, an argument of
-        another kind that may be a part of an answer only fails that test.
+      RewardError: If there are no such tests, or a test asserts nothing at its top level, as a test
+        of pytest or unittest that nobody calls; or if no code can pass a test or the setup: it is
+        not valid Python; it imports what the sandbox does not have; it reads a name before it sets
+        it, or one that neither the prompt nor a reply has that does define the entry point, or
+        another name of the tests; it passes the code an argument of another kind. After the code
+        has answered in a test, an argument of another kind that may be a part of an answer only
+        fails that test.
       SandboxError: If the sandbox cannot run here.
 
     Example:
@@ -232,32 +264,30 @@ def code_asserts(
       HumanEval (arXiv:2107.03374) and MBPP (arXiv:2108.07732), whose harnesses run the tests in the
       candidate's process.
     """
-    del prompt
-    job = _assert_tests(metadata)
-    tests: Sequence[str] = job["tests"]
+    row = assert_tests(metadata)
     code = from_code_block(completion)
     if code is None or len(code) > LONGEST_CODE:
-        return _graded([False] * len(tests), partial=partial)
+        return _graded([False] * len(row.tests), partial=partial)
     nonce = secrets.token_hex(16)
     (asked, ask), (answered, answer) = os.pipe(), os.pipe()
     grader = Program(
-        f"{_CALLS}\ngrade({nonce!r}, 3, 4)\n", stdin=json.dumps(job), descriptors=(ask, answered)
+        f"{_CALLS}\ngrade({nonce!r}, 3, 4)\n",
+        stdin=json.dumps({**row._asdict(), "prompt": prompt if len(prompt) < 2**17 else ""}),
+        descriptors=(ask, answered),
     )
     candidate = Program(
         f"{_CALLS}\nserve('/tmp/solution.py', 3, 4)\n",
         files={"solution.py": code},
         descriptors=(asked, answer),
     )
-    limits = Limits(seconds, memory, max(_LEAST_OUTPUT, 64 * len(tests)), processes)
+    limits = Limits(seconds, memory, max(_LEAST_OUTPUT, 64 * len(row.tests)), processes)
     printed = run_programs([grader, candidate], limits)[0].stdout
     verdicts = [line.removeprefix(f"{nonce} ") for line in printed.splitlines() if nonce in line]
-    impossible = [verdict for verdict in verdicts if verdict not in ("0", "1")]
-    if impossible and (not partial or len(impossible) == len(tests)):
-        raise RewardError(f"code_asserts: no code can pass the tests, since {impossible[0]}")
-    return _graded(
-        [verdict == "1" for verdict in [*verdicts, *["0"] * len(tests)][: len(tests)]],
-        partial=partial,
-    )
+    for number, verdict in enumerate(verdicts, 1):
+        if verdict not in ("0", "1"):
+            raise row.unpassable(number, verdict)
+    passed = [verdict == "1" for verdict in verdicts[: len(row.tests)]]
+    return _graded([*passed, *[False] * (len(row.tests) - len(passed))], partial=partial)
 
 
 def _graded(passes: list[bool], *, partial: bool) -> dict[str, Any]:
@@ -265,74 +295,13 @@ def _graded(passes: list[bool], *, partial: bool) -> dict[str, Any]:
     return {"reward": reward, "test_passes": passes}
 
 
-def _stdio_tests(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Inputs and outputs of ``metadata["tests"]``."""
-    tests = metadata.get("tests")
-    if isinstance(tests, str):
-        try:
-            tests = parse_json(tests)
-        except ValueError:
-            tests = None
-    if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
-        inputs, outputs = tests["inputs"], tests["outputs"]
-        if len(inputs) == len(outputs):
-            tests = [{"input": a, "output": b} for a, b in zip(inputs, outputs, strict=True)]
-    if not (
-        isinstance(tests, Sequence)
-        and tests
-        and all(isinstance(test, Mapping) for test in tests)
-        and all(isinstance(test.get(name), str) for test in tests for name in ("input", "output"))
-    ):
-        raise RewardError(
-            "code_stdio: metadata['tests'] must be a list of mappings with the texts 'input' and "
-            f"'output', got {str(metadata.get('tests'))[:100]!r}"
-        )
-    if any(not test["output"].split() for test in tests):
-        raise RewardError(
-            "code_stdio: a test expects no output, which a program that does nothing would pass"
-        )
-    return [(test["input"], test["output"]) for test in tests]
+def _check_stdio(metadata: Mapping[str, Any]) -> None:
+    stdio_tests(metadata)
 
 
-def _cannot_fail(statement: ast.stmt) -> bool:
-    """Whether a statement only defines, imports or names something."""
-    if isinstance(statement, ast.If):  # if __name__ == "__main__", which no test is
-        return "__name__" in ast.dump(statement.test)
-    if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
-        return not any(isinstance(x, ast.Call | ast.Await) for x in ast.walk(statement))
-    inert = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return isinstance(statement, inert | ast.Import | ast.ImportFrom | ast.Pass)
+def _check_asserts(metadata: Mapping[str, Any]) -> None:
+    assert_tests(metadata)
 
 
-def _assert_tests(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The setup, tests and entry point of a row, as `grade` reads them."""
-    tests, setup = metadata.get("tests"), metadata.get("setup") or ""
-    entry_point = metadata.get("entry_point") or ""
-    if isinstance(tests, str):
-        try:
-            tests = parse_json(tests)
-        except ValueError:
-            tests = [tests]
-    if not (isinstance(tests, Sequence) and tests and all(isinstance(x, str) for x in tests)):
-        raise RewardError(
-            "code_asserts: metadata['tests'] must be a string or a list of strings, got "
-            f"{str(metadata.get('tests'))[:100]!r}"
-        )
-    programs = []
-    for text in (setup, *tests):
-        try:
-            programs.append(ast.parse(text))
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise RewardError(f"code_asserts: {text[:100]!r} is not Python: {error}") from error
-    if len(tests) == 1 and re.search(r"^def check\(", tests[0], re.MULTILINE):
-        if not entry_point:
-            raise RewardError("code_asserts: tests that define check need an 'entry_point'")
-        setup, tests = f"{setup}\n{tests[0]}", ["check(candidate)"]
-        programs = []
-    for text, program in zip(tests, programs[1:], strict=False):
-        if all(map(_cannot_fail, program.body)):
-            raise RewardError(
-                f"code_asserts: the test {text[:100]!r} asserts nothing when it runs, so any code "
-                "would pass it; call its functions, or put what it defines into 'setup'"
-            )
-    return {"setup": setup, "tests": list(tests), "entry_point": entry_point}
+code_stdio.check_row = _check_stdio  # type: ignore[attr-defined]
+code_asserts.check_row = _check_asserts  # type: ignore[attr-defined]

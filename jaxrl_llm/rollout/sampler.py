@@ -18,8 +18,8 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.core.support import Temperature
 from jaxrl_llm.core.runtime.threads import compile_aside, wait_for_one
+from jaxrl_llm.core.support import Temperature
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, sampling_on_mesh

@@ -1,4 +1,5 @@
 import json
+import re
 import time
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from jaxrl_llm.rewards import (
     check_sandbox,
     code,
     code_asserts,
+    code_rows,
     code_stdio,
     from_code_block,
     score,
@@ -112,15 +114,81 @@ def test_a_test_has_its_seconds_where_they_are_more_than_45(monkeypatch, needed,
         code_stdio("", DOUBLE, {"tests": [one]}, seconds=5.0, total=1.0)
 
 
-def test_what_no_code_can_pass_is_an_error_of_the_row():
+PROMPT = "Write double(x)."
+# A test that no code can pass, with what is said of it, and whether it shows without a reply.
+IMPOSSIBLE = {
+    "import nothing_such": ("it imports 'nothing_such', which the sandbox does not have", True),
+    "import numpy.linalg as la\nassert double(1) == 2": ("it imports 'numpy.linalg'", True),
+    "from . import other\nassert double(1) == 2": ("it imports '.', which", True),
+    "def t():\n    import pandas\n    assert double(1) == 2\nt()": ("it imports 'pandas'", True),
+    "with open('x') as f:\n    import yaml\nassert double(1)": ("it imports 'yaml'", True),
+    "assert double(1) == (": ("it is not Python", True),
+    "assert double(1) == 2\nreturn": ("it is not Python: 'return' outside function", True),
+    "def t(x, x): pass\nassert double(1) == 2": ("it is not Python: duplicate argument", True),
+    "from math import nothing\nassert double(1) == 2": ("it fails with ImportError", False),
+    "def t():\n    from os import nix\nassert double(1) == 2\nt()": (
+        "it fails with ImportError: cannot import name 'nix'", False),
+    "if double(1) == 2:\n    import nothing_such": ("it fails with ModuleNotFoundError", False),
+    "assert double(n) == 2": ("it reads 'n', which neither it, the prompt nor the code", False),
+    "for n in NUMBERS:\n    assert double(n) == 2 * n": ("it reads 'NUMBERS', which", False),
+    "def t(x=TWO):\n    assert double(1) == x\nt()": ("it reads 'TWO', which", False),
+    "def t():\n    n = n + 1\n    assert double(n) == 2\nt()": ("UnboundLocalError", False),
+    "n = 1\ndel n\nassert double(n) == 2": ("it fails with NameError", False),
+    "assert double(lambda x: x) == 2": ("a test passes a function to the candidate", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("test", IMPOSSIBLE)
+@pytest.mark.parametrize("partial", [False, True])
+def test_what_no_code_can_pass_is_an_error_of_the_row(bubblewrap, test, partial):
+    said, static = IMPOSSIBLE[test]
+    row = {"tests": ["assert double(1) == 2", test, "assert double(2) == 4"]}
+    whole = f"code_asserts: no code can pass test 2 of 3, {re.escape(repr(test)[:40])}.*{said}"
+    with pytest.raises(RewardError, match=whole):
+        code_asserts(PROMPT, DOUBLE, row, partial=partial)
+    if static:
+        with pytest.raises(RewardError, match=whole):
+            code_asserts.check_row(row)
+    else:
+        code_asserts.check_row(row)
+
+
+@pytest.mark.parametrize(
+    "code, test, right",
+    [
+        # A reply without the function is wrong, whatever else the test reads.
+        ("def twice(x): return 2 * x", "assert double(n) == 2", False),
+        # What the prompt names is the reply's to define; a module of the library is Python's.
+        ("def double(x): return 2 * x", "assert double(Write) == 2", False),
+        ("def double(x): return 2 * x", "assert math.isclose(double(0.1), 0.2)", True),
+        # Imports that need not run, and names that a wrong answer leaves unset.
+        ("def double(x): return 2 * x",
+         "try:\n    import numpy as n\nexcept ImportError:\n    n = 1\nassert double(n) == 2", True),
+        ("def double(x): return 2 * x", "def t():\n    import numpy\nassert double(1) == 2", True),
+        ("def double(x): return 2 * x", "if double(1) != 2:\n    import numpy", True),
+        ("def double(x): return []", "for n in double(1):\n    m = n\nassert m == 1", False),
+        ("def double(x): raise NameError('x')", "assert double(1) == 2", False),
+        ("def double(x): import nothing_such", "assert double(1) == 2", False),
+        ("def double(x): return y", "assert double(1) == 2", False),
+    ],
+)  # fmt: skip
+def test_what_some_code_can_pass_is_no_error_of_the_row(bubblewrap, code, test, right):
+    row = {"tests": [test]}
+    code_asserts.check_row(row)
+    found = code_asserts(PROMPT, f"```\n{code}\n```", row)
+    assert found["test_passes"] == [right]
+
+
+def test_a_setup_that_no_code_can_pass_is_an_error_of_the_row(bubblewrap):
     code, test = "def double(x): return 2 * x", "assert double(1) == 2"
-    with pytest.raises(RewardError, match="no code can pass .*the setup fails with ModuleNotFound"):
-        passes(code, test, setup="import nothing_such")
-    with pytest.raises(RewardError, match="a test passes a function to the candidate"):
-        passes(code, test, "assert double(lambda x: x) == 2")
-    row = {"tests": [test, "assert double(lambda x: x) == 2"]}
-    found = code_asserts("", f"```python\n{code}\n```", row, partial=True)
-    assert found == {"reward": 0.5, "test_passes": [True, False]}
+    for setup, said in {
+        "import nothing_such": "the setup imports 'nothing_such'",
+        "from math import nothing": "the setup fails with ImportError",
+        "half = 1 / 0": "the setup fails with ZeroDivisionError",
+        "half = (": "the setup is not Python",
+    }.items():
+        with pytest.raises(RewardError, match=f"no code can pass .*{said}"):
+            passes(code, test, setup=setup)
     refused = "try:\n    double(len)\nexcept TypeError:\n    pass\nelse:\n    assert False"
     assert passes(code, test, refused) == [True, True]
     # A setup that calls the code fails with that code.
@@ -193,6 +261,128 @@ def test_what_a_program_prints_is_compared_by_words(bubblewrap):
         reply = f"```\nprint(4, flush=True)\n{after}\n```"
         assert code_stdio("", reply, right, seconds=0.5)["test_passes"] == [False]
     assert code_stdio("", "4", right)["test_passes"] == [False]
+
+
+@pytest.mark.parametrize(
+    "printed, expected, same",
+    [
+        ("0.5", "0.50", True),
+        ("0.30000000000000004", "0.3", True),
+        ("0.6666666666666666", "0.666667", True),
+        ("0.66666", "0.666667", False),
+        ("1e-05", "0.00001", True),
+        ("0.00002", "0.00001", False),
+        ("-0.0", "0.0", True),
+        (".5", "0.5", True),
+        ("3", "3.000000", True),
+        ("2.9999999999999996", "3", True),
+        ("4.0", "4", True),
+        ("4.1", "4", False),
+        ("1234567.1", "1234567.9", True),  # 6.5e-7 of it, as a contest's checker has it
+        ("1000000.5", "1000002.5", False),
+        # Counts are exact, also written as floats.
+        ("10000001.0", "10000000.0", False),
+        ("10000001", "1e7", False),
+        ("10000000", "1e7", True),
+        ("9007199254740992.0", "9007199254740993", False),
+        ("50000000000000000", "50000000000000001", False),
+        ("1e5", "100000", False),
+        ("1e+16", "10000000000000000", False),
+        ("7", "007", False),
+        ("101", "0101", False),
+        ("+4", "4", False),
+        ("-0", "0", False),
+        ("1.02", "01.02", False),
+        # What only some parsers call a number is text.
+        ("nan", "nan", True),
+        ("nan", "NaN", False),
+        ("nan", "0.5", False),
+        ("inf", "Infinity", False),
+        ("1e999", "inf", False),
+        ("inf", "1e999", False),
+        ("0x10", "16", False),
+        ("1_000.5", "1000.5", False),
+        ("1,000.5", "1000.5", False),
+        ("\u0663.5", "3.5", False),
+        ("1e99999", "1e99998", False),
+        ("1/2", "0.5", False),
+        ("yes", "YES", False),
+        ("True", "1", False),
+        # Words are compared one by one.
+        ("1 0.50 x\n", "1\n0.5   x", True),
+        ("1 0.5", "1 0.5 0.5", False),
+        ("x 0.5", "y 0.5", False),
+        ("", "0", False),
+    ],
+)
+def test_words_that_differ_as_texts_may_be_one_number(printed, expected, same):
+    assert code_rows.same_words(printed, expected) == same
+
+
+METHOD = (
+    "class Solution:\n    def __init__(self):\n        self.calls = 0\n"
+    "    def scaled(self, numbers: List[int], by: int) -> List[float]:\n"
+    "        print('debugging')\n        self.calls += 1\n"
+    "        return [x * by * self.calls for x in numbers]"
+)
+FUNCTION = "from __future__ import annotations\ndef scaled(numbers, by):\n"
+
+
+@pytest.mark.parametrize(
+    "code, right",
+    [
+        (METHOD, [True, True, True]),
+        (FUNCTION + "    return tuple(x * by for x in numbers)", [True, True, True]),
+        (FUNCTION + "    return [x * by + 1e-9 for x in numbers]", [True, True, True]),
+        (FUNCTION + "    return [x * by + 1e-3 for x in numbers]", [False, True, False]),
+        (FUNCTION + "    return {x * by for x in numbers}", [False, False, False]),
+        (FUNCTION + "    print(0.25 * by)\n    print([0.25 * by, 0.5 * by])", [False] * 3),
+        ("class Solution:\n    def other(self): pass\n" + FUNCTION[35:] + "    return []",
+         [False, True, False]),
+        ("class Solution:\n    def scaled(self, numbers): return [2, 4.0]", [False] * 3),
+        ("import os\nos.write(1, b'[]')\ndef scaled(numbers, by): os._exit(0)", [False] * 3),
+        ("def scaled(numbers, by", [False] * 3),
+    ],
+)  # fmt: skip
+def test_functional_tests_of_livecodebench(bubblewrap, code, right):
+    tests = [
+        {"input": "[1, 2]\n2", "output": "[2, 4]", "testtype": "functional"},
+        {"input": "[]\n7\n", "output": "[]", "testtype": "functional"},
+        {"input": "[0.25, 0.5]\n3", "output": "[0.75, 1.50]", "testtype": "functional"},
+    ]
+    forms = [
+        {"tests": json.dumps(tests), "metadata": '{"func_name": "scaled"}'},
+        {"tests": tests, "func_name": "scaled"},
+        {"tests": {"inputs": [x["input"] for x in tests], "outputs": [x["output"] for x in tests],
+                   "fn_name": "scaled"}},
+    ]  # fmt: skip
+    for row in forms if code == METHOD else forms[:1]:
+        code_stdio.check_row(row)
+        assert code_stdio("", f"```python\n{code}\n```", row)["test_passes"] == right
+
+
+@pytest.mark.parametrize(
+    "printed, expected, same",
+    [
+        ("3", "3", True),
+        ("3.0", "3", True),
+        ("2.9999999999999996", "3", True),
+        ("true", "true", True),
+        ("false", "true", False),
+        ('"1.0"', "1.0", False),
+        ('"a"', '"a"', True),
+        ("null", "[]", False),
+        ("NaN", "0.5", False),
+        ("9007199254740993", "9007199254740992", False),
+        ('{"1": 0.30000000000000004}', '{"1": 0.3}', True),
+        ("[[1, 2], [0.5]]", "[[1, 2], [0.50]]", True),
+        ("[1, [2]]", "[1, [2, 2]]", False),
+        ("[" * 100_000, "[]", False),
+        ("", "[]", False),
+    ],
+)
+def test_results_of_functions_are_compared_as_json(printed, expected, same):
+    assert code_rows.same_result(printed, expected) == same
 
 
 def test_assertions_run_with_calls_of_another_process(bubblewrap):
@@ -359,7 +549,7 @@ def test_iterators_and_views_of_a_test_reach_the_candidate(bubblewrap):
 )
 def test_an_argument_that_is_not_plain_data_is_an_error_of_the_row(bubblewrap, test, setup, what):
     with pytest.raises(
-        RewardError, match=f"no code can pass the tests, since a test passes a {what}"
+        RewardError, match=f"no code can pass test 2 of 2, .*: a test passes a {what}"
     ):
         passes("def f(x, key=None): return x", "assert f(1) == 1", test, setup=setup)
 
@@ -467,7 +657,7 @@ def test_long_iterators_come_in_batches(bubblewrap):
 def test_a_setup_that_always_fails_ends_the_run(bubblewrap):
     row = {"tests": ["assert f() == 1", "assert f() == 2"], "setup": "import nothing_of_this_name"}
     for partial in (False, True):
-        with pytest.raises(RewardError, match="the setup fails with ModuleNotFoundError"):
+        with pytest.raises(RewardError, match="the setup imports 'nothing_of_this_name'"):
             code_asserts("", "```python\ndef f(): return 1\n```", row, partial=partial)
 
 
@@ -519,6 +709,7 @@ def test_results_of_tests_reach_a_batch_and_a_pool(bubblewrap):
             assert [x.tolist() for x in scores.details["test_passes"]] == [[1, 0], [0, 0]]
 
 
+PAIR = {"input": "1", "output": "1"}
 PYTEST = "import pytest\n\ndef test_double():\n    assert double(2) == 4"
 
 
@@ -536,11 +727,30 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
         (code_stdio, {"tests": "[" * 100_000}, "must be a list"),
         (code_stdio, {"tests": [{"input": "1"}]}, "must be a list"),
         (code_stdio, {"tests": {"inputs": ["1"], "outputs": []}}, "must be a list"),
-        (code_stdio, {"tests": [{"input": "", "output": " "}]}, "a test expects no output"),
+        (code_stdio, {"tests": [{"input": "", "output": " "}]}, "test 1 of 1, '': it expects no"),
+        (
+            code_stdio,
+            {"tests": [PAIR, {**PAIR, "input": "\ud800"}]},
+            r"test 2 of 2, .*: its input is not valid Unicode",
+        ),
+        (code_stdio, {"tests": [{**PAIR, "output": "\ud800"}]}, "its output is not valid Unicode"),
+        (code_stdio, {"tests": [{**PAIR, "input": "x" * 2**24}]}, "its input has 16,777,216 char"),
+        (code_stdio, {"tests": [PAIR, {**PAIR, "testtype": "functional"}]}, "'testtype' of all"),
+        (code_stdio, {"tests": [{**PAIR, "testtype": "call"}]}, "'testtype' of all .*got 'call'"),
+        (code_stdio, {"tests": [{**PAIR, "testtype": "functional"}]}, "need its name .* got None"),
+        (code_stdio, {"tests": [PAIR], "func_name": "a b"}, "need its name in the row.*'a b'"),
+        (
+            code_stdio,
+            {"tests": [PAIR, {**PAIR, "input": "1\n[2"}], "func_name": "f"},
+            r"no code can pass test 2 of 2, '1\\n\[2': its input '\[2' is not JSON",
+        ),
+        (code_stdio, {"tests": [{**PAIR, "output": "x"}], "func_name": "f"}, "output 'x' is not J"),
+        (code_stdio, {"tests": [{**PAIR, "output": "null"}], "func_name": "f"}, "expects null"),
         (code_asserts, {}, "must be a string or a list of strings, got 'None'"),
         (code_asserts, {"tests": []}, "must be a string or a list"),
         (code_asserts, {"tests": [1]}, "must be a string or a list"),
-        (code_asserts, {"tests": ["assert ("]}, "'assert \\(' is not Python"),
+        (code_asserts, {"tests": ["assert ("]}, r"test 1 of 1, 'assert \(': it is not Python"),
+        (code_asserts, {"tests": ["assert f('" + "x" * 2**24 + "')"]}, "characters as JSON"),
         (code_asserts, {"tests": "def check(candidate): pass"}, "need an 'entry_point'"),
         (code_asserts, {"tests": ""}, "asserts nothing when it runs"),
         (code_asserts, {"tests": "# double(2) == 4"}, "asserts nothing when it runs"),
@@ -548,11 +758,13 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
         (
             code_asserts,
             {"tests": ["assert double(2) == 4", PYTEST]},
-            "the test .* asserts nothing",
+            "test 2 of 2, .* imports 'pytest', which the sandbox does not have",
         ),
+        (code_asserts, {"tests": ["assert double(2) == 4", PYTEST[15:]]}, "test 2 of 2, .* assert"),
         (code_asserts, {"tests": "if __name__ == '__main__':\n    assert 0"}, "asserts nothing"),
     ],
 )
 def test_rows_that_cannot_be_graded(reward, row, message):
-    with pytest.raises(RewardError, match=message):
-        reward("", DOUBLE, row)
+    for read in (lambda: reward("", DOUBLE, row), lambda: reward.check_row(row)):
+        with pytest.raises(RewardError, match=message):
+            read()
