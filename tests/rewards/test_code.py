@@ -163,7 +163,7 @@ def test_what_no_code_can_pass_is_an_error_of_the_row(bubblewrap, test, partial)
         ("def double(x): return 2 * x", "assert math.isclose(double(0.1), 0.2)", True),
         # Imports that need not run, and names that a wrong answer leaves unset.
         ("def double(x): return 2 * x",
-         "try:\n    import numpy as n\nexcept ImportError:\n    n = 1\nassert double(n) == 2", True),
+         "try:\n    import numpy as n\nexcept ImportError:\n    n = 1\nassert double(n)", True),
         ("def double(x): return 2 * x", "def t():\n    import numpy\nassert double(1) == 2", True),
         ("def double(x): return 2 * x", "if double(1) != 2:\n    import numpy", True),
         ("def double(x): return []", "for n in double(1):\n    m = n\nassert m == 1", False),
