@@ -167,5 +167,7 @@ def _run(argv: Sequence[str] | None) -> int:
         clear = (UsageError, ValueError, TypeError, OSError, RuntimeError, ImportError)
         if not text or not isinstance(error, clear):  # the message alone does not tell
             text = f"{type(error).__name__}: {text} (--debug shows where)".replace(": (", " (")
+        elif type(error).__name__ == "RewardError" and error.__cause__ is not None:
+            text = f"{text.rstrip('.')} (--debug shows the whole traceback)."
         print(f"{prefix}: error: {shown(text)}", file=sys.stderr)
         return code

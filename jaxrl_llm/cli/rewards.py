@@ -84,6 +84,7 @@ class _Pooled:
         self.name = self.__qualname__ = name
         self.answer = rewards.answer_of(reward)
         self.weights_of_sum = getattr(reward, "weights_of_sum", None)
+        self.told_absent = getattr(reward, "told_absent", None)
         self._reward, self._make_pool = reward, make_pool
         self._pool: Any = None
 

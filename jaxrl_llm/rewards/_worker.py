@@ -22,12 +22,14 @@ import signal
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 HEADER = struct.Struct(">Q")
 LONGEST = 1 << 26  # bytes of a reply
 THREADS = 64
+NOTE = "term "  # begins the note that `weighted_sum` adds to an exception of a term
 LOADING = "JAXRL_LLM_VERIFIER_LOADING"  # in the environment of a worker until it is ready
 
 
@@ -245,7 +247,36 @@ def is_async(function) -> bool:
 def _failure(error: BaseException) -> tuple[str, str]:
     # By name: this file imports nothing of the package.
     refused = any(kind.__name__ == "RewardError" for kind in type(error).__mro__)
-    return ("refused" if refused else "raised"), _explain(error)
+    return ("refused" if refused else "raised"), _explain(error) + where_raised(error)
+
+
+def where_raised(error: BaseException) -> str:
+    """The term of a sum and the line of the user's code that raised, as " (term 'a', b.py:3)".
+
+    The line is the innermost one outside of this package and Python's own files, if there is one
+    also outside of installed packages.
+    """
+    lines = [
+        (frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+    ]
+    inner = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    installed = f"{os.sep}site-packages{os.sep}"
+    python = os.path.dirname(os.__file__)
+    theirs = [
+        (path, number)
+        for path, number in lines
+        if os.path.isfile(path)
+        and not path.startswith(inner + os.sep)
+        and (installed in path or not path.startswith(python + os.sep))
+    ]
+    nearest = [line for line in theirs if installed not in line[0]] or theirs
+    parts = [note for note in getattr(error, "__notes__", ()) if note.startswith(NOTE)]
+    if nearest:
+        path, number = nearest[-1]
+        here = os.path.relpath(path)
+        parts.append(f"{path if here.startswith(os.pardir) else here}:{number}")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 async def _gather(function, calls, deadline: float, answer) -> None:

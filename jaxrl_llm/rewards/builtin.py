@@ -490,6 +490,7 @@ class _Warm:
     def __init__(self, reward: Reward):
         self.reward, self.answer = reward, answer_of(reward)
         self.weights_of_sum = getattr(reward, "weights_of_sum", None)
+        self.told_absent = getattr(reward, "told_absent", None)
         self.__qualname__, self.in_full = name_of(reward), in_full(reward)
 
     def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.core.compose import in_full
+from jaxrl_llm.rewards._worker import NOTE
 from jaxrl_llm.rewards.answers import Extract, answer_of
 from jaxrl_llm.rewards.scoring import Reward, RewardError, check_arguments, name_of
 
@@ -20,8 +21,10 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
         reward = sum of weight_n term_n
 
     It returns a mapping: "reward", and each term by its name, without its weight. A term that is
-    NaN or None does not apply, and the sum is that of the others. Other entries of a term's
-    mapping, such as ``answer_ids``, are passed on under their names.
+    NaN or None does not apply, and the sum is that of the others; a warning says once if it does
+    not apply to most responses of a batch, and the metric ``reward_absent/NAME`` to how many. Other
+    entries of a term's mapping, such as ``answer_ids``, are passed on under their names. The error
+    of a term names the term.
 
     Args:
       terms: Maps a name to a reward and its weight. The terms are called one after another. A
@@ -57,7 +60,7 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
                     f"{name_of(term)}; put the sum into a VerifierPool, not a pool into the sum."
                 )
             check_arguments("weighted_sum", term)
-        self.terms = dict(terms)
+        self.terms, self.told_absent = dict(terms), set[str]()
         named = [
             (f"{weight:g} {name}" if weight != 1 else name, in_full(term))
             for name, (term, weight) in self.terms.items()
@@ -85,7 +88,11 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
         values: dict[str, float] = {"reward": 0.0}
         more: dict[str, float] = {}
         for name, (term, weight) in self.terms.items():
-            value: Any = term(prompt, completion, metadata)
+            try:
+                value: Any = term(prompt, completion, metadata)
+            except Exception as error:
+                error.add_note(f"{NOTE}{name!r}")
+                raise
             if inspect.isawaitable(value):
                 if inspect.iscoroutine(value):
                     value.close()

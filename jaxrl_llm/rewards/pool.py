@@ -139,6 +139,7 @@ class VerifierPool:
         self.in_full = function if isinstance(function, str) else in_full(function)
         self.answer = answer_of(function)
         self.weights_of_sum = getattr(function, "weights_of_sum", None)
+        self.told_absent = set[str]()  # terms of the sum of which a warning has been given
         self._function = sendable(function)
         self._processes: set[Process] = set()
         self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()

@@ -19,6 +19,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.runtime.watchdog import Watchdog
+from jaxrl_llm.rewards._worker import where_raised
 from jaxrl_llm.rewards.answers import without_options
 
 _CALL_SECONDS, _BATCH_SECONDS = 60.0, 3600.0
@@ -145,7 +146,7 @@ class _Calls:
             except BaseException as error:
                 if stop_on_error or isinstance(error, RewardError):
                     self.error = self.error or (position, error)
-                text = one_line(str_or_type(error))
+                text = one_line(str_or_type(error)) + where_raised(error)
                 result = Failure(f"raised {type(error).__name__}: {text}", error)
             self.values.setdefault(position, result)
             self.end(position)
@@ -314,7 +315,8 @@ def in_thread(
         position, error = calls.error
         raise RewardError(
             f"Reward {name_of(reward)} raised {type(error).__name__} on "
-            f"{describe(position, metadata[position])}: {one_line(str_or_type(error))}."
+            f"{describe(position, metadata[position])}: {one_line(str_or_type(error))}"
+            f"{where_raised(error)}."
         ) from error
     return [calls.values[position] for position in range(len(prompts))]
 
@@ -492,10 +494,43 @@ def score(
       ([2.0, 0.0], [1.0, 0.0])
     """
     scores = grade(reward, prompts, completions, metadata, deadline=deadline, on_error=on_error)
+    warn_of_absent(reward, scores.reward_components, ~scores.unanswered)
     # What has a patience decides by that how long it goes on without a value.
     if not has_patience(reward):
         check_answered([scores])
     return scores
+
+
+def warn_of_absent(
+    reward: Any, components: Mapping[str, np.ndarray], graded: np.ndarray
+) -> dict[str, int]:
+    """To how many of the graded responses each component does not apply: those where it is NaN.
+
+    It warns of each term of a sum that does not apply to most of them: a function without
+    ``return`` returns None, which a sum leaves out. A term is named once.
+
+    Args:
+      reward: The reward that made the components.
+      components: float32 ``[N]`` by name.
+      graded: bool ``[N]``. Where all components are NaN, something else graded the response.
+    """
+    columns = np.array([np.isnan(x) for x in components.values()]).reshape(-1, len(graded))
+    graded = graded & ~columns.all(axis=0) if components else graded
+    counts = {name: int((np.isnan(x) & graded).sum()) for name, x in components.items()}
+    total, told = int(graded.sum()), getattr(reward, "told_absent", None)
+    for name in getattr(reward, "weights_of_sum", None) or ():
+        if 2 * counts.get(name, 0) <= total or (told is not None and name in told):
+            continue
+        warnings.warn(
+            f"Reward {name_of(reward)}: term {name!r} did not apply to {counts[name]} of {total} "
+            "responses, for which it returned None or NaN; a function without `return` returns "
+            "None.",
+            VerifierWarning,
+            stacklevel=3,
+        )
+        if told is not None:
+            told.add(name)
+    return counts
 
 
 def check_answered(batches: Sequence[Scores], where: str = "") -> None:

@@ -15,6 +15,7 @@ from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
 from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.rewards.scoring import warn_of_absent
 from jaxrl_llm.rollout.episodes import EPISODES
 from jaxrl_llm.train.episode_fields import episode_metrics
 
@@ -195,11 +196,14 @@ def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Ar
     return metrics
 
 
-def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str, float]:
+def rollout_metrics(
+    collected, rollout, *, ages: np.ndarray | None, reward: Any = None
+) -> dict[str, float]:
     """Metrics of a batch that only the host knows.
 
     - ``reward/NAME``: mean of each reward component over the responses to which it applies, NaN if
-      there are none; ``reward_failures``: number of responses whose reward call failed.
+      there are none; ``reward_absent/NAME``: the number to which it does not apply, if there are
+      any; ``reward_failures``: number of responses whose reward call failed.
     - ``truncated``: share of responses that reached the token limit.
     - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
       to the weights being trained: mean and maximum over training tokens with known weights. Left
@@ -229,6 +233,9 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray | None) -> dict[str,
             continue
         apply = x[present & ~np.isnan(x)]
         values[f"reward/{name}"] = float(apply.mean()) if apply.size else float("nan")
+    graded = present & ~scores.unanswered
+    absent = warn_of_absent(reward, scores.reward_components, graded)
+    values |= {f"reward_absent/{name}": float(n) for name, n in absent.items() if n}
     values["reward_failures"] = float(collected.failures)
     values["truncated"] = float(np.mean(rollout.finish[present.reshape(where.shape)] == 0))
     if ages is not None:

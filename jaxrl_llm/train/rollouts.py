@@ -179,7 +179,7 @@ def collect_rollouts(
     ages = None  # of a reference that samples: when it last moved is not recorded
     if recipe.sampled_by == "policy":
         ages = number - np.asarray(collected.rollout.version)
-    metrics = rollout_metrics(collected, collected.rollout, ages=ages)
+    metrics = rollout_metrics(collected, collected.rollout, ages=ages, reward=config.reward)
     metrics |= task_metrics(recipe, collected)
     if player is not None:
         metrics["calls"] = mean_calls(collected.scores, np.asarray(batch.where))

@@ -1,7 +1,10 @@
 import functools
 import math
 import pickle
+import re
 import time
+import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -246,6 +249,66 @@ def test_a_term_that_does_not_apply_is_not_in_the_sum(absent):
     assert math.isnan(R.weighted_sum({"a": terms["a"]})("", "", {})["reward"])
     with pytest.raises(RewardError, match="weighted_sum: 'c' returns 'two', not a number"):
         R.weighted_sum({"c": (lambda p, c, m: "two", 1.0)})("", "", {})
+
+
+def vowels(prompt, completion, metadata):
+    share = sum(x in "aeiou" for x in completion) / len(completion)
+    if metadata.get("returns"):
+        return share
+
+
+async def awaited(prompt, completion, metadata):
+    return vowels(prompt, completion, metadata)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (
+            [0, 0, 0, 0],
+            "term 'vowels' did not apply to 4 of 4 responses, .*None or NaN; .*`return`",
+        ),
+        ([0, 1, 0, 0], "term 'vowels' did not apply to 3 of 4 responses"),
+        ([0, 1, 1, 0], None),
+        ([1, 1, 1, 1], None),
+    ],
+)
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_term_without_a_return_is_told_once_with_its_counts(returned, said, pooled):
+    total = R.weighted_sum({"vowels": (vowels, 1.0), "words": (R.word_repetition, 0.5)})
+    reward = SimpleNamespace(
+        score_batch=lambda *rows: [total(*row) for row in zip(*rows, strict=True)],
+        weights_of_sum=total.weights_of_sum, told_absent=total.told_absent,
+    ) if pooled else total  # fmt: skip
+    rows = [{"returns": x} for x in returned]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            score(reward, ["q"] * 4, ["seashell"] * 4, rows)
+    told = [str(x.message) for x in caught]
+    assert len(told) == (said is not None) and all(re.search(said, text) for text in told)
+
+
+def test_the_error_of_a_term_names_it_with_the_line_of_the_users_code():
+    line = vowels.__code__.co_firstlineno + 1
+    total = R.weighted_sum({"words": (R.word_repetition, 1.0), "vow": (vowels, 1.0)})
+    where = rf"\(term 'vow', .*test_verifiers\.py:{line}\)"
+    message = rf"raised ZeroDivisionError on prompt 1: division by zero {where}\.$"
+    with pytest.raises(RewardError, match=message) as error:
+        score(total, ["q"] * 2, ["a", ""], [{"returns": True}] * 2)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    nested = R.weighted_sum({"outer": (total, 1.0)})
+    with pytest.raises(RewardError, match=r"\(term 'vow', term 'outer', .*test_verifiers\.py:"):
+        score(nested, ["q"], [""], [{}])
+    # Of an error within this package, the line of the user's code that called it.
+    broken = lambda p, c, m: R.last_integer(p, None, m)  # noqa: E731
+    line = broken.__code__.co_firstlineno
+    with pytest.raises(RewardError, match=rf"\(.*test_verifiers\.py:{line}\)\.$"):
+        score(broken, ["q"], ["4"], [{"answer": "4"}])
+    with pytest.raises(
+        RewardError, match=r"ZeroDivisionError.*: division by zero \(.*fiers\.py:\d"
+    ):
+        score(awaited, ["q"], [""], [{}], on_error="raise")
 
 
 def test_a_weighted_sum_returns_its_terms():

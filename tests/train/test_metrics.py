@@ -171,6 +171,29 @@ def test_a_batch_without_signal_describes_the_rollouts_that_have_a_reward():
     assert (found["reward/right"], found["truncated"]) == (0, 1)
 
 
+def test_responses_to_which_a_component_does_not_apply_are_counted():
+    nan = np.nan
+    scores = Scores(
+        np.float32([1, 0, 1, 0, 1, 0]),
+        {
+            "reward": np.float32([1, 0, 1, 0, nan, 1]),
+            "right": np.float32([1, 0, 1, 0, nan, 1]),
+            # None of three, a call that failed, of no component, and one that takes no part.
+            "vowels": np.float32([nan, nan, 0.5, 0, nan, nan]),
+        },
+        np.array([False, False, False, True, False, False]),
+    )
+    collected = SimpleNamespace(
+        where=np.array([[True] * 5 + [False]]), scores=scores, failures=1, continued=0, groups=1,
+        roles=np.zeros((1, 6), np.int32), rollouts=6, tokens=8, reward=0.5,
+    )  # fmt: skip
+    rollout = SimpleNamespace(finish=np.full((1, 6), STOP), mask=None, version=None)
+    reward = SimpleNamespace(weights_of_sum={"right": 1.0, "vowels": 1.0}, told_absent=set())
+    with pytest.warns(UserWarning, match="term 'vowels' did not apply to 2 of 3 responses"):
+        found = rollout_metrics(collected, rollout, ages=None, reward=reward)
+    assert {k: v for k, v in found.items() if "absent" in k} == {"reward_absent/vowels": 2.0}
+
+
 def test_texts_are_no_responses_of_a_batch():
     roles, finish = (0, 0, TEXT, TEXT), [STOP, LENGTH, LENGTH, LENGTH]
     found = of_rollouts([True] * 4, [False] * 4, finish, [5, 5, -1, -1], roles=roles)
