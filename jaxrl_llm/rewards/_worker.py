@@ -256,26 +256,21 @@ def where_raised(error: BaseException) -> str:
     The line is the innermost one outside of this package and Python's own files, if there is one
     also outside of installed packages.
     """
-    lines = [
-        (frame.f_code.co_filename, number)
-        for frame, number in traceback.walk_tb(error.__traceback__)
-    ]
-    inner = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    installed = f"{os.sep}site-packages{os.sep}"
-    python = os.path.dirname(os.__file__)
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    python, installed = os.path.dirname(os.__file__) + os.sep, f"{os.sep}site-packages{os.sep}"
     theirs = [
         (path, number)
-        for path, number in lines
-        if os.path.isfile(path)
-        and not path.startswith(inner + os.sep)
-        and (installed in path or not path.startswith(python + os.sep))
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if not (path := frame.f_code.co_filename).startswith((ours, "<frozen", "<string"))
+        and (installed in path or not path.startswith(python))
     ]
     nearest = [line for line in theirs if installed not in line[0]] or theirs
     parts = [note for note in getattr(error, "__notes__", ()) if note.startswith(NOTE)]
     if nearest:
         path, number = nearest[-1]
-        here = os.path.relpath(path)
-        parts.append(f"{path if here.startswith(os.pardir) else here}:{number}")
+        with contextlib.suppress(OSError):  # no working directory
+            path = path.removeprefix(os.getcwd() + os.sep)
+        parts.append(f"{path}:{number}")
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -115,6 +115,11 @@ def stdio_tests(metadata: Mapping[str, Any]) -> StdioTests:
     function = _function(named, tests)
     pairs = [(test["input"], test["output"]) for test in tests]
     for number, (stdin, expected) in enumerate(pairs, 1):
+        if not expected.strip():
+            raise RewardError(
+                f"code_stdio: test {number} of {len(pairs)}, {stdin!r:.100}, expects no output, "
+                "which code that does nothing would pass"
+            )
         fault = _fault(stdin, expected, function)
         if fault:
             raise _unpassable("code_stdio", number, len(pairs), f"{stdin!r:.100}", fault)
@@ -158,26 +163,21 @@ def _function(row: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> str
 def _fault(stdin: str, expected: str, function: str | None) -> str:
     """Why no code can pass a test, or an empty text."""
     if len(stdin) + LONGEST_CODE > LONGEST_INPUT:
-        return f"its input has {len(stdin):,} characters, and there is room for " + (
-            f"{LONGEST_INPUT - LONGEST_CODE:,}"
-        )
+        room = LONGEST_INPUT - LONGEST_CODE
+        return f"its input has {len(stdin):,} characters, and there is room for {room:,}"
     for what, text in (("input", stdin), ("output", expected)):
         try:
             text.encode()
         except UnicodeEncodeError:
             return f"its {what} is not valid Unicode"
     if function is None:
-        return (
-            ""
-            if expected.split()
-            else ("it expects no output, which a program that does nothing would pass")
-        )
-    for what, lines in (("input", stdin.strip("\n").split("\n")), ("output", [expected])):
-        for line in lines if stdin.strip() or what == "output" else ():
-            try:
-                parse_json(line)
-            except ValueError:
-                return f"its {what} {line!r:.60} is not JSON"
+        return ""
+    lines = stdin.strip("\n").split("\n") if stdin.strip() else []
+    for what, text in (*(("input", line) for line in lines), ("output", expected)):
+        try:
+            parse_json(text)
+        except ValueError:
+            return f"its {what} {text!r:.60} is not JSON"
     return ""
 
 

@@ -727,7 +727,11 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
         (code_stdio, {"tests": "[" * 100_000}, "must be a list"),
         (code_stdio, {"tests": [{"input": "1"}]}, "must be a list"),
         (code_stdio, {"tests": {"inputs": ["1"], "outputs": []}}, "must be a list"),
-        (code_stdio, {"tests": [{"input": "", "output": " "}]}, "test 1 of 1, '': it expects no"),
+        (
+            code_stdio,
+            {"tests": [{"input": "", "output": " "}]},
+            "test 1 of 1, '', expects no output",
+        ),
         (
             code_stdio,
             {"tests": [PAIR, {**PAIR, "input": "\ud800"}]},
