@@ -83,13 +83,15 @@ def dots(
       every: Number of steps that share the references; the first have no stored groups.
       target: Target success rate, in [0, 1].
       temperature: Temperature of the choice; 0.001 almost sorts by the distance to the target.
-      embed: ``text -> [D]``; the paper has a language model.
+      embed: ``text -> [D]``; the paper has a language model. The default tells prompts apart by
+        their common words, and knows nothing of numbers: see :func:`jaxrl_llm.curation.targeted`.
       predict: Rates from embeddings, such as the paper's trained adapter; see
         :func:`jaxrl_llm.curation.targeted`.
       share: Share of stored groups.
 
     References:
-      DOTS (arXiv:2506.05316), which trains its adapter beforehand; by default there is none.
+      DOTS (arXiv:2506.05316), which trains an adapter of a language model's embeddings beforehand,
+      on success rates of several policies; by default there is neither.
     """
     replay = _recent_groups(share=share, capacity=capacity, start=every)
     collector = curation.targeted(

@@ -11,6 +11,7 @@ from jaxrl_llm.curation import (
     RateCalibration,
     attention_rates,
     calibrate_rates,
+    hashed_words,
     linear_recalibration,
     nearest_solved,
 )
@@ -86,6 +87,43 @@ def test_a_line_through_one_prediction_is_level():
     np.testing.assert_allclose(linear_recalibration(rates, ids, RATES), RATES.mean(), rtol=1e-6)
     none = linear_recalibration(rates, ids, RATES, where=jnp.zeros(3, bool))
     np.testing.assert_array_equal(none, rates)
+
+
+OPERATORS = {"+": 0.9, "-": 0.7, "*": 0.25, "/": 0.1}
+TOPICS = {"triangle angle": 0.9, "polynomial root": 0.6, "prime divisor": 0.3, "dice urn": 0.1}
+
+
+def questions(kind, count=400):
+    """Prompts and their success rates, by the size of two numbers or by what the words say."""
+    rng = np.random.default_rng(0)
+    for n in range(count):
+        a, b = rng.integers(1, 1000, 2)
+        operator, topic = list(OPERATORS)[n % 4], list(TOPICS)[n % 4]
+        if kind == "sums":
+            yield f"What is {a} + {b}?", 1 / (1 + np.exp(3 * (np.log10(a * b) - 4)))
+        elif kind == "operators":
+            yield f"Compute {a} {operator} {b} and give the number.", OPERATORS[operator]
+        else:
+            yield f"A problem of {topic}: case {a} with {b}.", TOPICS[topic]
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"), [("sums", 0.0, 0.2), ("operators", 0.95, 1.0), ("topics", 0.98, 1.0)]
+)
+def test_hashed_words_know_the_words_of_a_prompt_and_not_its_numbers(kind, least, most):
+    """What the documentation of ``targeted`` says of its default predictor."""
+    texts, rates = map(np.array, zip(*questions(kind), strict=True))
+    embedded = np.stack([16.0 * hashed_words(text) for text in texts])  # to norm sqrt(D)
+    correlations = []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        chosen = rng.permutation(len(texts))[:64]
+        seen = np.float32(rng.binomial(8, rates[chosen]) / 8)
+        predicted = attention_rates(embedded, embedded[chosen], seen)
+        predicted = np.asarray(linear_recalibration(predicted, chosen, seen))
+        rest = np.setdiff1d(np.arange(len(texts)), chosen)
+        correlations.append(np.corrcoef(predicted[rest], rates[rest])[0, 1])
+    assert least < np.mean(correlations) < most
 
 
 def test_the_nearest_by_cosine():
