@@ -86,7 +86,7 @@ def _long_references() -> PromptSet:
     """The prompts with references of several chunks, whose last digit is the answer."""
 
     def with_reference(prompt: Prompt) -> Prompt:
-        trace = "0123456789" * 3 + prompt.answer
+        trace = "0123456789" * 3 + str(prompt.answer)
         return dataclasses.replace(prompt, metadata={**prompt.metadata, "demonstration": trace})
 
     return PromptSet(map(with_reference, _prompts()), source="tiny")

@@ -251,9 +251,9 @@ def targeted(
 
     The default predictor knows as much as the words that prompts share. Over 400 prompts with 64
     references of eight rollouts, its rates correlate with the true ones at 0.99 where the topic
-    determines the difficulty and at 0.97 where the operator of an expression does, but at 0.10 where
-    the size of two summands does: each number is a word of its own. Such data need an ``embed``
-    that sees what makes a prompt hard.
+    determines the difficulty and at 0.97 where the operator of an expression does, but at 0.10
+    where the size of two summands does: each number is a word of its own. Such data need an
+    ``embed`` that sees what makes a prompt hard.
 
     Args:
       references: R, prompts that are rolled out to predict the others; all if there are fewer.
