@@ -97,7 +97,12 @@ def remax_token(
 
 
 def opo(
-    rewards: Array, mask: Array, *, where: Array | None = None, singleton: Singleton = "zero"
+    rewards: Array,
+    mask: Array,
+    *,
+    where: Array | None = None,
+    singleton: Singleton = "zero",
+    response_mask: Array | None = None,
 ) -> Array:
     """Rewards minus their length-weighted mean, the baseline of least variance.
 
@@ -111,6 +116,8 @@ def opo(
       rewards, where: See the module.
       mask: As in the module; the lengths count its tokens.
       singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
+      response_mask: The mask before a correction rejected tokens of it, of which the lengths are
+        then; None for ``mask``.
 
     Returns:
       Advantages ``[..., G]``; weighted by length they add up to 0 over a group.
@@ -126,6 +133,7 @@ def opo(
       Hao et al., OPO (arXiv:2505.23585), meant for exact on-policy training without a KL term. verl
       leaves a group of one its reward ("raw").
     """
+    mask = masking.response_tokens("opo", mask, response_mask)
     _inputs.check_tokens("opo", rewards, mask, where)
     rewards = _inputs.group_rewards("opo", rewards, where, singleton)
     mean, moved = _weighted_mean(rewards, masking.lengths(mask), where)
@@ -209,6 +217,7 @@ def vcpo_advantage(
     grad_sq_norms: Array | None,
     where: Array | None = None,
     scale: Literal["group", "none"] = "group",
+    response_mask: Array | None = None,
 ) -> Array:
     """Rewards minus the off-policy optimal baseline, over the deviation of the group.
 
@@ -224,6 +233,8 @@ def vcpo_advantage(
       grad_sq_norms: ``[..., G]``, as in :func:`opob`, which the train step computes for a recipe;
         None uses the lengths instead, a proxy of ours that costs nothing.
       scale: "group" divides by the population deviation where that is above 1e-8, "none" does not.
+      response_mask: The mask before a correction rejected tokens of it, ``[..., G, T]``: weights
+        and lengths are of full rollouts; None for ``mask``.
 
     Returns:
       Advantages ``[..., G]``.
@@ -242,6 +253,7 @@ def vcpo_advantage(
     """
     name = "vcpo_advantage"
     checks.check_min_rank(name, 1, old_logp=old_logp, behavior_logp=behavior_logp)
+    mask = masking.response_tokens(name, mask, response_mask)
     tokens = _inputs.check_tokens(
         name, rewards, mask, where, old_logp=old_logp, behavior_logp=behavior_logp
     )

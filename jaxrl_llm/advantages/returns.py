@@ -257,10 +257,11 @@ def length_adaptive_gae(
     gamma: float | Array = 1.0,
     alpha: float = 0.05,
     bootstrap_value: Array | None = None,
+    response_mask: Array | None = None,
 ) -> Array:
     """:func:`gae` with a lambda that grows with the length of the response.
 
-        lam = max(0, 1 - 1 / (alpha l)),    l the number of unmasked tokens
+        lam = max(0, 1 - 1 / (alpha l)),    l the number of tokens of the response
 
     Without a discount the weights ``lam^k`` of a long response's errors add up to about ``alpha l``
     tokens, the same share of every response. With a constant 0.95 they add up to 20 tokens, so the
@@ -269,6 +270,8 @@ def length_adaptive_gae(
     Args:
       token_rewards, values, mask, gamma, bootstrap_value: As in :func:`gae`.
       alpha: Share of a response over which errors are added up, above 0.
+      response_mask: The mask before a correction rejected tokens of it, ``[..., T]``, which l
+        counts; None for ``mask``.
 
     Returns:
       Advantages ``[..., T]``.
@@ -290,8 +293,8 @@ def length_adaptive_gae(
     """
     name = "length_adaptive_gae"
     checks.check_positive(name, finite=True, alpha=alpha)
-    checks.check_mask(name, mask)
-    lengths = jnp.sum(mask, axis=-1, keepdims=True)
+    response = masking.response_tokens(name, mask, response_mask)
+    lengths = jnp.sum(response, axis=-1, keepdims=True)
     lam = jnp.maximum(1.0 - 1.0 / (alpha * jnp.maximum(lengths, 1)), 0.0)
     return _estimate(name, token_rewards, values, mask, gamma, lam, bootstrap_value)
 

@@ -58,6 +58,19 @@ def lengths(mask: Array) -> Array:
     return jnp.sum(mask, axis=-1, dtype=jnp.int32).astype(jnp.float32)
 
 
+def response_tokens(function: str, mask: Array, response_mask: Array | None) -> Array:
+    """The tokens of the responses, of which ``mask`` may have lost some: ``response_mask`` or it.
+
+    A mask that is not bool raises TypeError, and one of another shape ValueError.
+    """
+    checks.check_mask(function, mask)
+    if response_mask is None:
+        return mask
+    checks.check_bool(function, response_mask=response_mask)
+    checks.check_same_shape(function, mask=mask, response_mask=response_mask)
+    return response_mask
+
+
 def masked_sum(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:
     """Sum of the unmasked entries."""
     x = zero_masked(x, mask)

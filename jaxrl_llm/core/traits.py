@@ -31,6 +31,11 @@ class Traits:
         policy: of older or rounded weights, and of several updates. No effect with a ratio.
       token_values: Whether an advantage differs from token to token.
       token_advantages: Whether a sequence-level surrogate uses an advantage of each token.
+      reads_sequence: Whether a surrogate or a regularizer reads a ratio, a mean or a length of the
+        sequence of a token: of all tokens that the selection found in a sequence that still trains.
+      supervised: Whether a surrogate or a regularizer learns from labels, demonstrations or a
+        teacher whatever the advantages, so that a batch whose advantages are all 0 still has a
+        signal.
       zero_if_equal: Whether an advantage is 0 in a group of equal rewards, whatever else it reads.
       policy_gradient: Whether the gradient of a surrogate at ``old_logp`` is that of
         ``-advantages * logp``.
@@ -62,6 +67,8 @@ class Traits:
     off_policy: bool = False
     token_values: bool = False
     token_advantages: bool = False
+    reads_sequence: bool = False
+    supervised: bool = False
     zero_if_equal: bool = False
     policy_gradient: bool = True
     takes_correction: bool = True

@@ -60,7 +60,7 @@ def bgpo_terms(
     return advantages * jnp.where(good, 1.0 + d, jnp.exp(power)) / jnp.shape(terms)[0]
 
 
-@traits(level="sequence", policy_gradient=False, takes_correction=False)
+@traits(level="sequence", reads_sequence=True, policy_gradient=False, takes_correction=False)
 def bgpo(
     logp: Array,
     old_logp: Array | None,
@@ -114,7 +114,7 @@ def bgpo(
     return masking.zero_masked(jnp.broadcast_to(loss[..., None], jnp.shape(mask)), mask)
 
 
-@traits(level="sequence")
+@traits(level="sequence", reads_sequence=True)
 def elbo_kl(logp: Array, ref_logp: Array, mask: Array, *, coef: float | Array = 1.0) -> Array:
     """A penalty for moving away from the reference: k2 of the bounds of complete responses.
 

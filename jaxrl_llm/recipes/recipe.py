@@ -75,12 +75,14 @@ class Recipe:
       correction: ``(old_logp, behavior_logp, mask) -> (weights, keep)``, both ``[..., T]``. The
         weights multiply only the surrogate, not the regularizers. Tokens where ``keep`` is False
         leave the mask before token advantages and ``weights``, so they count in no denominator;
-        tokens of weight 0 do count. Rollouts remain in their group's baseline. A sequence-level
+        tokens of weight 0 do count. Rollouts remain in their group's baseline, with the lengths
+        that they have: what counts tokens of a response names ``response_mask``. A sequence-level
         surrogate accepts only a correction that is marked with ``core.traits(level="sequence")``.
       curation: Transform ``rewards [P, G] -> where [P, G]``, with the same context as
         ``advantage``; its result is combined with the batch's ``where`` by "and".
       selection: ``(advantages, mask) -> keep [P, G, T]`` with named entries of the same context:
-        tokens that leave the mask after the advantages, so they still count in every baseline.
+        tokens that leave the mask after the advantages, so they still count in every baseline, and
+        in the ratios of sequences (``core.traits(reads_sequence=True)``).
       collector: Chooses the prompts of a batch, their numbers of rollouts and the groups that
         train; None for each prompt once an epoch. See
         :mod:`jaxrl_llm.curation.collectors.protocol`.
@@ -292,6 +294,11 @@ class Recipe:
         return wiring.compares_old(self)
 
     @property
+    def reads_sequences(self) -> bool:
+        """Whether a part of the loss reads a ratio, a mean or a length of whole sequences."""
+        return any(traits_of(f).reads_sequence for f in (self.surrogate, *self.regularizers))
+
+    @property
     def needs_updates(self) -> bool:
         """Whether a part of the method has an effect only after the first update on a batch.
 
@@ -495,6 +502,7 @@ class Recipe:
         tokens from ``mask``; advantages; the selection drops more tokens; entries computed from the
         batch; the critic's returns, with the mask from before the selection; weights. All in
         float32. Texts take part only in the weights: they are in ``mask`` again, not in ``where``.
+        So are tokens that the selection drops, with the weight 0, if a loss ``reads_sequences``.
 
         Args:
           batch: ``[P, G, T]`` arrays of all prompts of this update. The prepared batch may be
@@ -517,7 +525,7 @@ class Recipe:
         present = batch.mask & batch.where[..., None]
         batch = self.without_texts(batch)
         state = AlgoState._make(algo_state)
-        step = {} if key is None else {"key": key}
+        step = {"response_mask": batch.mask} | ({} if key is None else {"key": key})
         if self.reads_last_kl:  # else the train step does not measure it
             step["last_kl"] = state.last_kl
         rewards = jnp.asarray(batch.rewards, jnp.float32)
@@ -541,6 +549,7 @@ class Recipe:
             where = where & keep
         # A correction that another recipe left in the batch would be multiplied in silently.
         batch = batch.replace(where=where, mask=batch.mask & where[..., None], correction=None)
+        step["response_mask"] = batch.mask  # a length is of the response, whatever of it trains
         if self.correction is not None:
             batch = _corrected(self, batch)
 
@@ -572,6 +581,10 @@ class Recipe:
             if self.selection is not None:
                 places = _weights(self, self.critic.weights, whole, context, *shapes) != 0
                 batch = _with_extra(batch, "critic_places", places)
+        if self.selection is not None and self.reads_sequences:
+            left = jnp.any(batch.mask, axis=-1, keepdims=True)
+            batch = batch.with_extras({"selected_tokens": batch.mask})
+            batch = batch.replace(mask=unselected & left)
         if self.text_coef:
             batch = batch.replace(mask=batch.mask | (present & batch.extras["texts"][..., None]))
         batch = self.weigh(batch).check()
@@ -580,12 +593,18 @@ class Recipe:
     def without_texts(self, batch: Batch) -> Batch:
         """The batch in which texts have no part: False in ``where`` and ``mask``.
 
-        The same batch if ``text_coef`` is 0.
+        Nor have tokens that the selection drops. The same batch if there are neither.
         """
+        if "selected_tokens" in batch.extras:
+            batch = batch.replace(mask=batch.mask & batch.extras["selected_tokens"])
         if not self.text_coef:
             return batch
         responses = ~batch.extras["texts"]
         return batch.replace(where=batch.where & responses, mask=batch.mask & responses[..., None])
+
+    def sequence_mask(self, batch: Batch) -> Array:
+        """The ``mask`` of a prepared batch's responses, with what the selection drops of them."""
+        return batch.mask & ~batch.extras["texts"][..., None] if self.text_coef else batch.mask
 
     def measure(self, batch: Batch, logp: Array | None) -> Batch:
         """The batch with the entries computed from "update", for a policy's log-probabilities.
@@ -640,7 +659,11 @@ class Recipe:
         """
         responses = self.without_texts(batch)
         context = wiring.context(responses, wiring.PREPARE_CONTEXT)
-        weights = _weights(self, self.weights, responses, context)
+        surrogate = traits_of(self.surrogate)
+        repeated = surrogate.reads_sequence and surrogate.level == "sequence"
+        counted = responses.replace(mask=self.sequence_mask(batch)) if repeated else responses
+        weights = _weights(self, self.weights, counted, context)
+        weights = masking.zero_masked(weights, responses.mask)
         if self.text_coef:
             texts = aggregate.token_mean(batch.mask & batch.extras["texts"][..., None])
             weights = weights + self.text_coef * texts
@@ -694,15 +717,17 @@ class Recipe:
         responses = self.without_texts(batch)
         context = wiring.context(responses, wiring.LOSS_CONTEXT) | dict(statistics or {})
         context |= {"logp": logp, "old_logp": old_logp, "entropy": entropy}
-        loss = call_with(
-            self.surrogate, logp, old_logp, batch.advantages, responses.mask, context=context
-        )
+        of_sequences = context | {"mask": self.sequence_mask(batch)}
+        given = of_sequences if traits_of(self.surrogate).reads_sequence else context
+        arrays = logp, old_logp, batch.advantages, given["mask"]
+        loss = call_with(self.surrogate, *arrays, context=given)
         what = f"the loss of surrogate {name_of(self.surrogate)}"
         wiring.check_output(self.name, what, loss, batch.mask.shape)
         if batch.correction is not None:
             loss = loss * batch.correction
         for term in self.regularizers:
-            added = call_with(term, context=context)
+            given = of_sequences if traits_of(term).reads_sequence else context
+            added = call_with(term, context=given)
             what = f"the loss of regularizer {name_of(term)}"
             wiring.check_output(self.name, what, added, batch.mask.shape)
             loss = loss + added

@@ -44,7 +44,7 @@ PREPARE_CONTEXT = (
     "ref_logp",
     "reward_components",
 )
-PREPARE_ONLY = ("key", "last_kl")
+PREPARE_ONLY = ("key", "last_kl", "response_mask")
 LOSS_CONTEXT = (
     "logp",
     "old_logp",
@@ -152,7 +152,7 @@ class Computed(NamedTuple):
 # What a denoiser makes of each draw of a likelihood, as the surrogate reads it.
 ((DRAW_LOGP, _),) = Likelihood.statistics
 # Names that mean something else already.
-_RESERVED = frozenset({*PREPARE_CONTEXT, *PREPARE_ONLY, *LOSS_CONTEXT})
+_RESERVED = frozenset({*PREPARE_CONTEXT, *PREPARE_ONLY, *LOSS_CONTEXT, "selected_tokens"})
 _OF_CRITIC = frozenset({"values", "old_values", "returns", "critic_weights", "critic_places"})
 
 

@@ -1,10 +1,11 @@
 """Rewards that depend on the length of a response.
 
 ``max_length`` is the limit in tokens. ``rewards`` are floating point ``[..., G]``, ``mask`` is bool
-``[..., G, T]``, True for the tokens of the response (tokens that a correction rejected do not count
-in the length), and ``where`` is bool ``[..., G]``, True for rollouts to include; the rest are not
-read and get 0. Every function returns float32, and raises TypeError for another dtype and
-ValueError where shapes differ or a number is out of its range.
+``[..., G, T]``, True for the tokens of the response, and ``where`` is bool ``[..., G]``, True for
+rollouts to include; the rest are not read and get 0. If a correction has already rejected tokens of
+``mask``, ``response_mask`` is the mask before: a length counts every token of the response, whether
+it trains or not. A recipe passes it. Every function returns float32, and raises TypeError for
+another dtype and ValueError where shapes differ or a number is out of its range.
 
 In the overlong functions, ``buffer`` is the width of the zone below the limit in tokens, above 0
 and at most ``max_length``, and ``factor`` is the penalty of a response at or beyond the limit, in
@@ -70,13 +71,14 @@ def overlong_rewards(
     buffer: float,
     factor: float = 1.0,
     where: Array | None = None,
+    response_mask: Array | None = None,
 ) -> Array:
     """Rewards plus :func:`overlong_penalty` of their responses; the form for a chain.
 
         r_i + penalty(tokens in mask_i)
 
     Args:
-      rewards, mask, max_length, buffer, factor, where: See the module.
+      rewards, mask, max_length, buffer, factor, where, response_mask: See the module.
 
     Returns:
       Rewards ``[..., G]``.
@@ -93,7 +95,7 @@ def overlong_rewards(
       DAPO filters groups by accuracy, not by reward.
     """
     function = "overlong_rewards"
-    rewards, lengths = _lengths(function, rewards, mask, where)
+    rewards, lengths = _lengths(function, rewards, mask, where, response_mask)
     penalty = overlong_penalty(lengths, max_length=max_length, buffer=buffer, factor=factor)
     return masking.zero_masked(rewards + penalty, where)
 
@@ -169,14 +171,15 @@ def hbpo_rewards(
     slope: float | None = None,
     floor: float | None = None,
     where: Array | None = None,
+    response_mask: Array | None = None,
 ) -> Array:
     """:func:`hbpo_reward` of a batch; the form for a chain.
 
         rewards > 0: right    rewards = 0: wrong    rewards < 0: not parsed
 
     Args:
-      rewards, mask, max_length, scale, slope, floor, where: See the module. Only the sign of the
-        rewards counts.
+      rewards, mask, max_length, scale, slope, floor, where, response_mask: See the module. Only the
+        sign of the rewards counts.
       budgets: ``[..., G]``; see the module.
 
     Returns:
@@ -194,7 +197,7 @@ def hbpo_rewards(
       Hierarchical budget policy optimization (arXiv:2507.15844).
     """
     function = "hbpo_rewards"
-    rewards, lengths = _lengths(function, rewards, mask, where)
+    rewards, lengths = _lengths(function, rewards, mask, where, response_mask)
     checks.check_shape(function, "budgets", budgets, jnp.shape(rewards))
     shaped = hbpo_reward(
         rewards > 0,
@@ -282,13 +285,15 @@ def cosine_length_rewards(
     max_wrong: float = -0.5,
     exceeded: float | None = None,
     where: Array | None = None,
+    response_mask: Array | None = None,
 ) -> Array:
     """:func:`cosine_length_reward` of a batch; the form for a chain.
 
         rewards > 0: right    otherwise: wrong
 
     Args:
-      rewards, mask, max_length, where: See the module. Only the sign of the rewards counts.
+      rewards, mask, max_length, where, response_mask: See the module. Only the sign of the rewards
+        counts.
       min_right, max_right, min_wrong, max_wrong, exceeded: See :func:`cosine_length_reward`.
 
     Returns:
@@ -305,7 +310,7 @@ def cosine_length_rewards(
     References:
       Demystifying long chain-of-thought reasoning (arXiv:2502.03373).
     """
-    rewards, lengths = _lengths("cosine_length_rewards", rewards, mask, where)
+    rewards, lengths = _lengths("cosine_length_rewards", rewards, mask, where, response_mask)
     shaped = cosine_length_reward(
         rewards > 0,
         lengths,
@@ -320,7 +325,12 @@ def cosine_length_rewards(
 
 
 def group_length_rewards(
-    rewards: Array, mask: Array, *, weight: float = 1.0, where: Array | None = None
+    rewards: Array,
+    mask: Array,
+    *,
+    weight: float = 1.0,
+    where: Array | None = None,
+    response_mask: Array | None = None,
 ) -> Array:
     """Rewards plus a bonus for the short responses of a group; the form for a chain.
 
@@ -330,7 +340,7 @@ def group_length_rewards(
     A group of equal lengths gets no bonus.
 
     Args:
-      rewards, mask, where: See the module. Above 0 is a right answer.
+      rewards, mask, where, response_mask: See the module. Above 0 is a right answer.
       weight: Weight of the bonus, 0 or above.
 
     Returns:
@@ -350,7 +360,7 @@ def group_length_rewards(
     """
     function = "group_length_rewards"
     checks.check_non_negative(function, weight=weight)
-    rewards, lengths = _lengths(function, rewards, mask, where)
+    rewards, lengths = _lengths(function, rewards, mask, where, response_mask)
     valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
     shortest = jnp.min(jnp.where(valid, lengths, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf)
     longest = jnp.max(jnp.where(valid, lengths, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
@@ -370,6 +380,7 @@ def budget_rewards(
     coef: float = 0.0003,
     delta: float = 0.5,
     where: Array | None = None,
+    response_mask: Array | None = None,
 ) -> Array:
     """Rewards by the distance of a response's length to a budget; the form for a chain.
 
@@ -380,7 +391,7 @@ def budget_rewards(
     A budget of 0 or below means no budget.
 
     Args:
-      rewards, mask, where: See the module.
+      rewards, mask, where, response_mask: See the module.
       budgets: ``[..., G]``, the tokens that each prompt asks for.
       form: "exact" for a target length, "max" for a soft maximum, "clip" for a hard limit.
       coef: Reward per token of distance, 0 or above; not for "clip".
@@ -403,7 +414,7 @@ def budget_rewards(
     function = "budget_rewards"
     checks.check_option(function, "form", form, ("exact", "max", "clip"))
     checks.check_non_negative(function, coef=coef)
-    rewards, lengths = _lengths(function, rewards, mask, where)
+    rewards, lengths = _lengths(function, rewards, mask, where, response_mask)
     checks.check_shape(function, "budgets", budgets, jnp.shape(rewards))
     budgets = masking.zero_masked(jnp.asarray(budgets, jnp.float32), where)
     left = budgets - lengths
@@ -417,11 +428,15 @@ def budget_rewards(
 
 
 def _lengths(
-    function: str, rewards: Array, mask: Array, where: Array | None
+    function: str,
+    rewards: Array,
+    mask: Array,
+    where: Array | None,
+    response_mask: Array | None,
 ) -> tuple[Array, Array]:
     """Checks a batch; its rewards, zero where they are not read, and lengths ``[..., G]``."""
     stats.check_group(function, rewards, where)
-    checks.check_mask(function, mask)
+    mask = masking.response_tokens(function, mask, response_mask)
     checks.check_shape(function, "mask", mask, (*jnp.shape(rewards), jnp.shape(mask)[-1]))
     return masking.zero_masked(rewards, where), masking.lengths(mask)
 

@@ -72,6 +72,7 @@ def repetition_rewards(
     ngram: int = 3,
     max_penalty: float = -1.0,
     where: Array | None = None,
+    response_mask: Array | None = None,
 ) -> Array:
     """Rewards plus :func:`repetition_penalty` of their responses; the form for a chain.
 
@@ -82,6 +83,8 @@ def repetition_rewards(
       tokens, mask: ``[..., G, T]``; see the module.
       ngram, max_penalty: See :func:`repetition_penalty`.
       where: bool ``[..., G]``, True for rollouts to include; the rest are not read and get 0.
+      response_mask: The mask before a correction rejected tokens of it, ``[..., G, T]``; None for
+        ``mask``.
 
     Returns:
       Rewards ``[..., G]``.
@@ -98,7 +101,7 @@ def repetition_rewards(
     """
     function = "repetition_rewards"
     stats.check_group(function, rewards, where)
-    checks.check_mask(function, mask)
+    mask = masking.response_tokens(function, mask, response_mask)
     checks.check_shape(function, "mask", mask, (*jnp.shape(rewards), jnp.shape(mask)[-1]))
     penalty = repetition_penalty(tokens, mask, ngram=ngram, max_penalty=max_penalty)
     return masking.zero_masked(masking.zero_masked(rewards, where) + penalty, where)

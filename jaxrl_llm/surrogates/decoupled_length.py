@@ -57,7 +57,7 @@ def length_softmax_weights(
     return shares / jnp.where(total > 0, total, 1.0)
 
 
-@traits(takes_correction=False, policy_gradient=False, level="sequence")
+@traits(takes_correction=False, policy_gradient=False, level="sequence", reads_sequence=True)
 def drpo_len(
     logp: Array,
     old_logp: Array | None,

@@ -10,7 +10,7 @@ from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
-@traits(takes_correction=False, policy_gradient=False, level="sequence")
+@traits(takes_correction=False, policy_gradient=False, level="sequence", reads_sequence=True)
 def gvpo(
     logp: Array,
     old_logp: Array | None,

@@ -74,7 +74,7 @@ def fipo_weights(
     return _weights("fipo_weights", x, half_life, w_min, w_max, dual_clip, safe_ratio)
 
 
-@traits(clip="ratio")
+@traits(clip="ratio", reads_sequence=True)
 def fipo(
     logp: Array,
     old_logp: Array | None,

@@ -219,6 +219,7 @@ def _pair(name: str, pair):
     return low, high
 
 
+@traits(reads_sequence=True)
 def topr(
     logp: Array,
     old_logp: Array | None,
@@ -300,6 +301,7 @@ def min_prefix_ratio(
     return masking.zero_masked(jnp.exp(jnp.clip(least, -clamp, clamp)), mask)
 
 
+@traits(reads_sequence=True)
 def minpro(
     logp: Array,
     old_logp: Array | None,

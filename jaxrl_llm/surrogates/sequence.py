@@ -10,6 +10,10 @@ most of these losses are one number per sequence, repeated at every token, for
 10, as in verl, except in :func:`gmpo`, which clips those of tokens. An empty sequence has loss 0
 and does not count in the mean over sequences; TRL divides by all rows.
 
+In a recipe, a selection of tokens leaves the ratio as it is: it is of the sequence, and so are the
+weights of a loss that is one number per sequence. The tokens that the selection drops have weight
+0, so a sequence counts by the share of its tokens that train.
+
 - ``k_pos``, ``lambda_pos``: Power, not negative, and rate, above 0, of :func:`vespo_weights` where
   the advantage is not negative; ``k_neg``, ``lambda_neg``: the same elsewhere.
 
@@ -55,7 +59,7 @@ def sequence_ratio(logp: Array, old_logp: Array | None, mask: Array) -> Array:
     return jnp.exp(_capped(_mean(difference, mask)))
 
 
-@traits(level="sequence", clip="ratio")
+@traits(level="sequence", reads_sequence=True, clip="ratio")
 def gspo(
     logp: Array,
     old_logp: Array | None,
@@ -99,7 +103,7 @@ def gspo(
     return x.finish(_inputs.dual_clipped("gspo", loss, x.advantages, dual_clip))
 
 
-@traits(level="sequence", token_advantages=True, clip="ratio")
+@traits(level="sequence", reads_sequence=True, token_advantages=True, clip="ratio")
 def gspo_token(
     logp: Array,
     old_logp: Array | None,
@@ -146,6 +150,7 @@ def gspo_token(
     return x.finish(_inputs.dual_clipped("gspo_token", loss, x.advantages, dual_clip))
 
 
+@traits(reads_sequence=True)
 def gspo_turns(
     logp: Array,
     old_logp: Array | None,
@@ -204,7 +209,7 @@ def gspo_turns(
     return x.finish(masking.zero_masked(loss, known))
 
 
-@traits(policy_gradient=False, level="sequence", clip="ratio")
+@traits(policy_gradient=False, level="sequence", reads_sequence=True, clip="ratio")
 def luspo(
     logp: Array,
     old_logp: Array | None,
@@ -246,7 +251,7 @@ def luspo(
     return x.finish(masking.lengths(mask)[..., None] * loss)
 
 
-@traits(level="sequence")
+@traits(level="sequence", reads_sequence=True)
 def sapo_sequence(
     logp: Array,
     old_logp: Array | None,
@@ -310,7 +315,7 @@ def _capped(log_s: Array) -> Array:
     return jnp.minimum(log_s, _LOG_CAP)
 
 
-@traits(level="sequence", clip="log_ratio")
+@traits(level="sequence", reads_sequence=True, clip="log_ratio")
 def gmpo(
     logp: Array,
     old_logp: Array | None,
@@ -419,6 +424,7 @@ def vespo_weights(
     return jax.lax.stop_gradient(masking.zero_masked(phi, mask))
 
 
+@traits(reads_sequence=True)
 def vespo(
     logp: Array,
     old_logp: Array | None,

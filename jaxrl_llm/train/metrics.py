@@ -52,7 +52,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
       entropy: ``[P, G, T]``.
       batch: The prepared batch.
     """
-    whole, batch = batch, recipe.without_texts(batch)
+    whole, batch, sequences = batch, recipe.without_texts(batch), recipe.sequence_mask(batch)
     spread = diagnostics.group_spread(batch.rewards, where=batch.where)
     metrics = {
         "reward": masking.masked_mean(batch.rewards, batch.where),
@@ -63,17 +63,17 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         "entropy": diagnostics.mean_entropy(entropy, batch.mask),
     }
     if recipe.text_coef:
-        texts = whole.mask & ~batch.mask
+        texts = whole.mask & whole.extras["texts"][..., None]
         metrics["text_loss"] = -masking.masked_mean(logp, texts)
         metrics["text_tokens"] = jnp.sum(texts, dtype=jnp.float32)
     if batch.old_logp is not None and not recipe.head:
-        new, old = (_as_compared(recipe, x, batch.mask) for x in (logp, batch.old_logp))
+        new, old = (_as_compared(recipe, x, sequences) for x in (logp, batch.old_logp))
         metrics["approx_kl"] = diagnostics.approx_kl(new, old, batch.mask, estimator="k3")
         metrics["ratio_max"] = diagnostics.ratio_range(new, old, batch.mask).greatest
-        metrics |= clip_metrics(recipe.surrogate, logp, batch)
+        metrics |= clip_metrics(recipe.surrogate, logp, batch, sequences)
     if batch.ref_logp is not None:
         # The policy sampled the tokens, so it comes first in KL(policy || reference).
-        new, ref = (_as_compared(recipe, x, batch.mask) for x in (logp, batch.ref_logp))
+        new, ref = (_as_compared(recipe, x, sequences) for x in (logp, batch.ref_logp))
         metrics["ref_kl"] = diagnostics.approx_kl(ref, new, batch.mask, estimator="k3")
     if traits_of(recipe.surrogate).orders_responses:
         ref_logp = batch.ref_logp if recipe.uses_reference else None
@@ -317,7 +317,9 @@ def host_metrics(
     return values
 
 
-def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
+def clip_metrics(
+    surrogate, logp: Array, batch: Batch, sequence_mask: Array | None = None
+) -> dict[str, Array]:
     """Shares of tokens or sequences that a surrogate clips; empty if it has no clip.
 
     ``clip_fraction`` requires the options ``eps_low`` and ``eps_high``, ``dual_clip_fraction`` the
@@ -327,6 +329,8 @@ def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
       surrogate: A surrogate, bound or not.
       logp: ``[P, G, T]``, under the policy before the update.
       batch: The prepared batch, with ``old_logp``.
+      sequence_mask: bool ``[P, G, T]``, the tokens of the ratio of a surrogate that reads
+        sequences; None for those of the batch.
     """
     clip, level = traits_of(surrogate).clip, traits_of(surrogate).level
     if clip is None:
@@ -338,6 +342,8 @@ def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
     name = names.get("old_logp", "old_logp")
     old_logp = getattr(batch, name) if hasattr(batch, name) else batch.extras[name]
     advantages, mask, metrics = batch.advantages, batch.mask, {}
+    if sequence_mask is not None and traits_of(surrogate).reads_sequence:
+        mask = sequence_mask
     low, high, dual = (options.get(option) for option in ("eps_low", "eps_high", "dual_clip"))
     if clip != "dual" and low is not None and high is not None:
         unit = level

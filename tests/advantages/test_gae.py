@@ -92,6 +92,10 @@ def test_a_long_response_has_a_lambda_of_its_length():
     found = length_adaptive_gae(rewards, jnp.zeros(mask.shape), mask)
     np.testing.assert_allclose(found[0, 900], 0.98**99, rtol=1e-4)
     np.testing.assert_array_equal(found[1:], rewards[1:])
+    # A correction that rejects half of the tokens makes no response shorter.
+    half = mask & (jnp.arange(1000) >= 500)
+    found = length_adaptive_gae(rewards, jnp.zeros(mask.shape), half, response_mask=mask)
+    np.testing.assert_allclose(found[0, 900], 0.98**99, rtol=1e-4)
 
 
 def test_ppo_is_a_chain():

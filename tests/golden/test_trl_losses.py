@@ -8,7 +8,17 @@ import pytest
 from golden_data import Difference, Ours
 from golden_ours import clamped_ratio, empty_rows_count, loss
 
-from jaxrl_llm import aggregate, corrections, curation, regularizers, surrogates
+from jaxrl_llm import (
+    aggregate,
+    bind,
+    corrections,
+    curation,
+    given,
+    recipes,
+    regularizers,
+    stateless,
+    surrogates,
+)
 
 TRL = golden_data.load("trl_losses")
 token_mean, sequence_mean = aggregate.token_mean, aggregate.sequence_mean
@@ -133,6 +143,51 @@ def highest(a):
     return curation.top_fraction_token_mask(a["entropy"], a["mask"], 0.4)
 
 
+def of_highest(surrogate, **options):
+    """The loss of a recipe whose selection takes the tokens of most entropy."""
+    top = given(bind(curation.top_fraction_token_mask, fraction=0.4), scores="old_entropy")
+    recipe = recipes.Recipe(
+        name="highest",
+        advantage=stateless(lambda rewards: rewards),
+        surrogate=bind(surrogate, **options),
+        weights=sequence_mean,
+        selection=top,
+        group_relative=False,
+    )
+
+    def run(a):
+        mask = a["mask"]
+        batch = recipes.Batch(
+            tokens=jnp.zeros(mask.shape, int),
+            mask=mask,
+            rewards=a["advantages"],
+            where=jnp.ones(mask.shape[:-1], bool),
+            prompt_tokens=jnp.zeros((len(mask), 1), int),
+            prompt_mask=jnp.ones((len(mask), 1), bool),
+            old_logp=a["old_logp"],
+            extras={"old_entropy": a["entropy"]},
+        )
+        prepared, _ = recipe.prepare(batch, recipe.init())
+        value, gradient = jax.value_and_grad(recipe.loss)(a["logp"], prepared)
+        each = recipe.surrogate(a["logp"], a["old_logp"], prepared.advantages, prepared.mask)
+        return {"loss": value, "gradient": gradient, "token_loss": each * prepared.weights}
+
+    return run
+
+
+def over_trained_rows(inputs, theirs):
+    """The mean over rows with a token that trains; TRL's is over all rows."""
+    highest = curation.top_fraction_token_mask(inputs["entropy"], inputs["mask"], 0.4)
+    factor = inputs["mask"][..., 0].size / np.asarray(highest).any(-1).sum()
+    return {name: theirs[name] * factor for name in ("loss", "gradient", "token_loss")}
+
+
+TRAINED_ROWS = {
+    case: Difference("TRL divides by all rows, we by those that train", over_trained_rows)
+    for case in ("ragged", "holes", "masked_row")
+}
+
+
 def rounded(inputs, theirs):
     """Without the last of the tokens that TRL keeps."""
     entropy = np.where(inputs["mask"], inputs["entropy"], -np.inf)
@@ -167,6 +222,9 @@ TABLE = {
     "kl_corrected": Ours(with_term(kl_corrected), clamped("corrected")),
     "off_policy_mask": Ours(selected(off_policy), FAR),
     "top_entropy": Ours(selected(highest), {case: ROUNDED for case in ("on_policy", "bfloat16")}),
+    "gspo_top_entropy": Ours(of_highest(surrogates.gspo, **narrow), TRAINED_ROWS),
+    "sapo_sequence_top_entropy": Ours(of_highest(surrogates.sapo_sequence), TRAINED_ROWS),
+    "luspo_top_entropy": Ours(of_highest(surrogates.luspo, **narrow), TRAINED_ROWS),
     "entropy_bonus": Ours(with_term(entropy_bonus), FAR),
     "gmpo": Ours(loss(surrogates.gmpo, sequence_mean, token_loss=False), GMPO_ROWS),
     "gmpo_narrow": Ours(

@@ -117,7 +117,7 @@ def igpo_inpainting():
     trains = MASK & ~HINT
     trains[0, 0, np.argmax(ENTROPY[0, 0])] = True
     trains[1, 1, np.where(HINT[1, 1], ENTROPY[1, 1], -1).argmax()] = True
-    ratio = np.exp(np.where(trains, LOGP - OLD, 0).sum(-1) / trains.sum(-1))
+    ratio = np.exp(total(LOGP - OLD) / MASK.sum(-1))  # of all tokens
     loss = clipped(ratio, centered(REWARDS), 0.2)[..., None] + k3(0.01)
     return loss[trains].mean()
 

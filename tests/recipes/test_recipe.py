@@ -436,6 +436,38 @@ def test_a_correction_weighs_the_surrogate_and_rejected_tokens_leave_the_denomin
     )
 
 
+def first_token_and_response(old_logp, behavior_logp, mask):
+    """Rejects all of response [0, 0] and the first token of every other."""
+    keep = mask & (jnp.arange(mask.shape[-1]) > 0)
+    return jnp.ones(mask.shape), keep.at[0, 0].set(False)
+
+
+LENGTH_RULES = {
+    "group": (jr.rewards.group_length_rewards, {}),
+    "overlong": (jr.rewards.overlong_rewards, {"max_length": 4, "buffer": 3}),
+    "cosine": (jr.rewards.cosine_length_rewards, {"max_length": 5}),
+    "budget": (jr.given(jr.rewards.budget_rewards, budgets="budgets"), {"coef": 0.2}),
+    "hbpo": (jr.given(jr.rewards.hbpo_rewards, budgets="budgets"), {"max_length": 9}),
+    "repetition": (jr.rewards.repetition_rewards, {"ngram": 1}),
+    "opo": (jr.advantages.opo, {}),
+    "vcpo": (jr.advantages.vcpo_advantage, {"grad_sq_norms": None}),
+}
+
+
+@pytest.mark.parametrize("rule", LENGTH_RULES)
+def test_a_length_is_of_the_response_whatever_a_correction_rejects(rule):
+    function, options = LENGTH_RULES[rule]
+    shaped = jr.stateless(jr.bind(function, **options) if options else function)
+    budgets = jnp.array([[2.0, 3.0, 1.0], [4.0, 2.0, 3.0]])
+    batch = make_batch(behavior_logp=make_batch().old_logp + 0.1, extras={"budgets": budgets})
+    recipe = plain(advantage=jr.chain(shaped, jr.stateless(jr.advantages.dr_grpo)))
+    expected, _ = prepare(recipe, batch)
+    ready, _ = prepare(recipe.replace(correction=first_token_and_response), batch)
+    assert not ready.mask[0, 0].any() and not ready.mask[..., 0].any()
+    assert np.asarray(expected.advantages).any()
+    np.testing.assert_array_equal(ready.advantages, expected.advantages)
+
+
 # loss
 
 

@@ -154,7 +154,10 @@ PEER_NAMES = (
         "jr.given(jr.bind(jr.curation.top_fraction_token_mask, fraction=0.2), "
         "scores='old_entropy')", (),
         "TRL masks only the policy loss: the other tokens stay in its denominator and in the KL "
-        "term. In the slot selection, ours leaves them out of both. TRL's entropies are of the "
+        "term. In the slot selection, ours leaves them out of both. With "
+        "importance_sampling_level='sequence' the ratio and the denominator of a sequence are of "
+        "all its tokens in both; ours leaves out sequences without one that trains. TRL's "
+        "entropies are of the "
         "policy being trained; old_entropy is of the policy at the start of the step. TRL keeps "
         "the tokens that reach an interpolated quantile; ours keeps a rounded share of the "
         "tokens."),

@@ -368,7 +368,7 @@ class ByTask:
             own = task_ids == task
             restricted = {
                 name: context[name] & _along(own, context[name])
-                for name in ("where", "mask")
+                for name in ("where", "mask", "response_mask")
                 if name in context
             }
             part = context | restricted
@@ -396,6 +396,8 @@ class ByTask:
             has_ratio=all(t.has_ratio for t in every),
             policy_gradient=all(t.policy_gradient for t in every),
             takes_correction=all(t.takes_correction for t in every),
+            reads_sequence=any(t.reads_sequence for t in every),
+            supervised=any(t.supervised for t in every),
         )
 
     def __repr__(self) -> str:

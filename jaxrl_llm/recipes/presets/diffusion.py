@@ -293,9 +293,8 @@ def igpo_inpainting(
 
     References:
       Zhao et al., IGPO (arXiv:2509.10396), with the loss and the settings of the released script.
-      Hints are those of the paper; see :func:`jaxrl_llm.diffusion.hint_mask`. Here the ratio is of
-      the tokens that train; in the released code it is of all tokens, and the cells after the end
-      of a response train too.
+      Hints are those of the paper; see :func:`jaxrl_llm.diffusion.hint_mask`. In the released code
+      the cells after the end of a response train too.
     """
     policy = curation.inpainted(
         bind(diffusion.draw_hints, shortest=shortest, longest=longest, low=low, high=high),
@@ -320,8 +319,9 @@ def igpo_inpainting(
 
 
 @traits(level="sequence")
-def _by_tokens(mask: Array) -> Array:
-    """:func:`aggregate.token_mean` for one value per response: long ones count more."""
+def _by_tokens(sequences: Array, *, mask: Array) -> Array:
+    """:func:`aggregate.token_mean` for one value per response, over the tokens that train."""
+    del sequences  # with the tokens that the selection drops
     return aggregate.token_mean(mask)
 
 

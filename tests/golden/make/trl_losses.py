@@ -92,6 +92,10 @@ def add_losses(writer):
     add("kl_corrected", ["kl_estimators"], "bnpo", beta=0.3, use_bias_correction_kl=True)
     add("off_policy_mask", ["rollout_correction"], "bnpo", off_policy_mask_threshold=0.1)
     add("top_entropy", ["d3s"], "bnpo", top_entropy_quantile=0.4)
+    ratios = {"top_entropy_quantile": 0.4, "cases": ["ragged", "holes", "masked_row"]} | sequence
+    add("gspo_top_entropy", ["gspo"], "grpo", **ratios, **narrow)
+    add("sapo_sequence_top_entropy", ["sapo"], "sapo", **ratios)
+    add("luspo_top_entropy", ["luspo"], "luspo", **ratios, **narrow)
     bonus = {"_entropy_bonus_enabled": True, "entropy_coef": 0.1}
     add("entropy_bonus", ["entropy_bonus"], "bnpo", **bonus)
     wide = {"epsilon_low": 0.4, "epsilon_high": 0.4}
