@@ -173,6 +173,7 @@ def degree_logits(
     return jnp.where(jnp.isneginf(taken), 0.0, taken)
 
 
+@traits(supervised=True)
 def degree_term(*, degree_logits: Array, rewards: Array, mask: Array, coef: float = 0.1) -> Array:
     """:func:`degree_loss` as an additional term of a preference loss.
 

@@ -256,7 +256,13 @@ def listed(
     return masking.zero_masked(jnp.broadcast_to(value[..., None, None], jnp.shape(mask)), mask)
 
 
-@traits(takes_correction=False, policy_gradient=False, level="sequence", orders_responses=True)
+@traits(
+    takes_correction=False,
+    policy_gradient=False,
+    level="sequence",
+    orders_responses=True,
+    supervised=True,
+)
 def single(
     logp: Array,
     old_logp: Array | None,

@@ -377,6 +377,7 @@ def listed_rewards(
     policy_gradient=False,
     orders_responses=True,
     reads_head=True,
+    supervised=True,
 )
 def step_rewards(
     values: Array,

@@ -19,7 +19,7 @@ from jaxrl_llm.core import (
     parts_of,
     traits_of,
 )
-from jaxrl_llm.curation import Collector
+from jaxrl_llm.curation import Collector, no_update
 from jaxrl_llm.curation.collectors.protocol import declares, draft_steps_of
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes import wiring
@@ -115,9 +115,9 @@ class Recipe:
         batch without them (:meth:`without_texts`). The mean is over the tokens of one optimizer
         step. 0 for no texts.
       inputs: Names of further extras that the batch holds.
-      epochs: Number of passes over a batch; a run's config may override it.
-      minibatches: Number of parts of a batch, each with an optimizer step; a run's config may
-        override it.
+      epochs: Number of passes over a batch; a run's config or ``train.make_step`` may override it.
+      minibatches: Number of parts of a batch, each with an optimizer step; the same may override
+        it.
       paper: Reference.
       group_relative: True if the method compares the rollouts of one prompt, which requires two.
 
@@ -238,6 +238,11 @@ class Recipe:
     def policy_controllers(self) -> frozenset[str]:
         """The controllers whose coefficient follows the policy, such as its KL or its entropy."""
         return wiring.policy_controllers(self)
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether an update can move the weights: ``curation.no_update`` does not scale all by 0."""
+        return self.computed_from("batch", "update").get(wiring.UPDATE_SCALE) is not no_update
 
     @property
     def learns(self) -> bool:

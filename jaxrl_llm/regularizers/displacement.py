@@ -119,6 +119,7 @@ def llds(
     return _inputs.scaled(coef, jnp.where(gate & (lost > 0), lost, 0.0))
 
 
+@traits(supervised=True)
 def imitation(logp: Array, mask: Array, *, imitated: Array, coef: float = 0.1) -> Array:
     """The negative log-likelihood of imitated responses: fine-tuning as a term next to RL.
 

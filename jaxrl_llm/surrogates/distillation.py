@@ -23,7 +23,7 @@ from jaxrl_llm.surrogates import _inputs
 from jaxrl_llm.surrogates.divergence import Rest, taught, token_divergence
 
 
-@traits(takes_correction=False, policy_gradient=False)
+@traits(takes_correction=False, policy_gradient=False, supervised=True)
 def gkd(
     logp: Array, old_logp: Array | None, advantages: Array, mask: Array, *, divergence: Array
 ) -> Array:
@@ -106,7 +106,7 @@ def minillm(
     return x.finish(_inputs.clipped_loss(x.ratio, x.advantages, eps, eps))
 
 
-@traits(policy_gradient=False)
+@traits(policy_gradient=False, supervised=True)
 def sdpo(
     logp: Array,
     old_logp: Array | None,
@@ -157,7 +157,7 @@ def sdpo(
     return masking.zero_masked(capped_ratio("sdpo", x, cap) * loss, valid)
 
 
-@traits(policy_gradient=False)
+@traits(policy_gradient=False, supervised=True)
 def sdpo_sampled(
     logp: Array,
     old_logp: Array | None,
@@ -319,7 +319,7 @@ def srpo_weights(
     return entropy_weights(teacher_entropy, mask & routed[..., None], beta=beta)
 
 
-@traits(policy_gradient=False)
+@traits(policy_gradient=False, supervised=True)
 def srpo(
     logp: Array,
     old_logp: Array | None,

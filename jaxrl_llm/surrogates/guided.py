@@ -175,7 +175,7 @@ def icpo(
     return _guided("icpo", x, steered, shaped, eps_low, eps_high, dual_clip)
 
 
-@traits(policy_gradient=False)
+@traits(policy_gradient=False, supervised=True)
 def chord(
     logp: Array,
     old_logp: Array | None,

@@ -139,7 +139,7 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
     return jax.vmap(lambda k: jax.random.bits(k, mask.shape[:-1], jnp.uint32), out_axes=-1)(keys)
 
 
-@traits(takes_correction=False, policy_gradient=False, has_ratio=False)
+@traits(takes_correction=False, policy_gradient=False, has_ratio=False, supervised=True)
 def otr(
     logp: Array, old_logp: Array | None, advantages: Array, mask: Array, *, one_token_loss: Array
 ) -> Array:

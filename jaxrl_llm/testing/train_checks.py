@@ -139,6 +139,7 @@ def _descended(
         recipe,
         optimizer,
         epochs=getattr(recipe.likelihood, "passes", 1),
+        minibatches=1,
         microbatches=microbatches,
         temperature=TEMPERATURE if network.velocity is None else 1.0,
         mesh=mesh,

@@ -72,7 +72,7 @@ class Passes(NamedTuple):
         if self.minibatches > 1 and prompts % self.minibatches:
             raise ValueError(
                 f"{function}: {prompts} prompts do not split into {self.minibatches} minibatches "
-                "of full groups."
+                "of full groups; pass minibatches=, a divisor of the prompts."
             )
         if self.minibatches > 1 and not self.divides(prompts, shards):
             raise ValueError(

@@ -154,6 +154,7 @@ def population_metrics(
         "informative": spread.informative,
         "missing": missing,
         "flat": jnp.all(fitness == fitness[0]),
+        "no_signal": jnp.all(fitness == fitness[0]),
         "length": masking.masked_mean(masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)),
         "tokens": jnp.sum(batch.mask),
     }

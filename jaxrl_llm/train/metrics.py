@@ -92,6 +92,29 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     return jax.tree.map(lambda x: jax.lax.stop_gradient(jnp.asarray(x, jnp.float32)), metrics)
 
 
+def no_signal(recipe: Recipe, batch: Batch) -> Array:
+    """1 if a prepared batch has nothing to learn from, else 0: a float32 scalar.
+
+        signal = some token with a weight has an advantage that is not 0, or is of a text
+
+    A penalty for moving away from the reference and a bonus for entropy are no signal, and neither
+    is a decay of weights. A surrogate or a regularizer that learns from labels, demonstrations or a
+    teacher (``core.traits(supervised=True)``) has one in every token with a weight.
+
+    Args:
+      recipe: The method.
+      batch: The prepared batch.
+    """
+    signal = batch.weights != 0
+    functions = (recipe.surrogate, *recipe.regularizers)
+    if not any(traits_of(function).supervised for function in functions):
+        advantages = jnp.asarray(batch.advantages)
+        of_tokens = advantages if advantages.ndim == batch.mask.ndim else advantages[..., None]
+        learns = of_tokens != 0
+        signal &= learns | batch.extras["texts"][..., None] if recipe.text_coef else learns
+    return 1.0 - jnp.any(signal).astype(jnp.float32)
+
+
 def _as_compared(recipe: Recipe, logp: Array, mask: Array) -> Array:
     """``logp [P, G, T]`` as the surrogate compares it.
 
@@ -216,7 +239,8 @@ def rollout_metrics(
     - ``rollouts/ROLE``: number of rollouts in the batch with a role other than own, if any;
       ``hint_tokens``: tokens in the responses of its hinted rollouts that the data wrote, if any;
       ``tokens_continued``: tokens of continued responses sampled before this batch, if any.
-    - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update.
+    - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update; the
+      step says whether the others have a signal.
     - ``reward``, if only texts take part: the ``sampled_reward``.
     - For episodes, the metrics of :func:`~jaxrl_llm.train.episode_fields.episode_metrics`.
 
@@ -309,7 +333,9 @@ def host_metrics(
       ``seconds_total``: everything since the previous step.
     """
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    of_step = values.get("no_signal", 0.0)
     values |= numbers
+    values["no_signal"] = max(values.get("no_signal", 0.0), of_step)
     values |= {f"seconds_{name}": value for name, value in seconds.items()}
     busy = seconds["wait"] + seconds["score"] + seconds["train"]
     trained = values["tokens"] + values.get("text_tokens", 0.0)

@@ -65,7 +65,7 @@ from jaxrl_llm.train.batches import (
 from jaxrl_llm.train.critic import update_critic, update_prm
 from jaxrl_llm.train.denoising import PolicyScorer, draws_of_pass, scorer_of, tell_temperature
 from jaxrl_llm.train.mesh import check_batch, place_batch
-from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
+from jaxrl_llm.train.metrics import batch_metrics, no_signal, rejection_metrics
 from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.score_batch import (
@@ -101,8 +101,8 @@ def make_step(
     recipe: Recipe,
     optimizer: optax.GradientTransformation,
     *,
-    epochs: int = 1,
-    minibatches: int = 1,
+    epochs: int | None = None,
+    minibatches: int | None = None,
     microbatches: int = 1,
     temperature: float = 1.0,
     mesh: jax.sharding.Mesh | None = None,
@@ -158,8 +158,8 @@ def make_step(
         module.
       critic_optimizer, critic_model, teacher: See the module. The state does not hold the teacher's
         parameters. The teacher reads the prompts of the batch.
-      epochs: Passes over a batch.
-      minibatches: Optimizer steps per pass; divides P.
+      epochs: Passes over a batch; None for those of the recipe.
+      minibatches: Optimizer steps per pass, which divide P; None for those of the recipe.
       microbatches: See the module; each minibatch is split into its share of them.
       donate: Whether to reuse the memory of the input state, which then cannot be used again.
       stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
@@ -174,8 +174,8 @@ def make_step(
       ``critic_``; with a recipe's ``update_scale`` or a critic's ``warmup``, ``withheld``, the
       number of steps that these left out; those of
       :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
-      :func:`~jaxrl_llm.train.batches.summarize_updates`; and, for a correction with rejection
-      rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
+      :func:`~jaxrl_llm.train.batches.summarize_updates`; ``no_signal``; and, for a correction with
+      rejection rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
 
     Raises:
       ValueError: If a number is not positive, or the recipe has a critic without an optimizer; when
@@ -198,6 +198,8 @@ def make_step(
       (1, 0.5)
     """
     check_step_parts("make_step", recipe, optimizer)
+    epochs = recipe.epochs if epochs is None else epochs
+    minibatches = recipe.minibatches if minibatches is None else minibatches
     checks.check_positive("make_step", epochs=epochs, minibatches=minibatches)
     checks.check_positive("make_step", microbatches=microbatches, temperature=temperature)
     checks.check_non_negative("make_step", shared_prefix_len=shared_prefix_len)
@@ -286,6 +288,7 @@ class _StepParts:
             state, of_critic = self.update_critic(critic, state, batch)
         metrics |= {f"critic_{name}": value for name, value in of_critic.items()}
         metrics |= rejection_metrics(self.recipe, batch, sampled)
+        metrics["no_signal"] = no_signal(self.recipe, batch)
         if self.recipe.curation is not None:  # which may drop every rollout
             reward = masking.masked_mean(batch.rewards, where)
             metrics["reward"] = jnp.where(jnp.any(batch.where), metrics["reward"], reward)
@@ -350,14 +353,16 @@ class _StepParts:
         def only_loss(params: ArrayTree, part: Batch) -> Gradients:
             return _policy_loss(scorer, recipe, state.base, params, part, accumulated)
 
+        moves = gradients if recipe.trains_weights else only_loss
+
         def update(carry, part: Batch, there: Array):
             part = recipe.weigh(part) if reweighs else part
             there &= jnp.any(part.weights != 0)
             if waits is None:
-                loss, grads, logp, entropy, _ = gradients(carry[0], part)
+                loss, grads, logp, entropy, _ = moves(carry[0], part)
             else:
                 loss, grads, logp, entropy, _ = jax.lax.cond(
-                    waits, only_loss, gradients, carry[0], part
+                    waits, only_loss, moves, carry[0], part
                 )
             scale = _update_scale(recipe, part, logp, state.step)
             carry, metrics = apply_if_finite(

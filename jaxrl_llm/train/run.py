@@ -16,7 +16,6 @@ from jaxrl_llm.core.runtime import processes, watchdog
 from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
 from jaxrl_llm.core.secrets import find_secrets, remember
-from jaxrl_llm.curation import no_update
 from jaxrl_llm.data.chat import dated
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.recipes.wiring import UPDATE_SCALE
@@ -178,7 +177,7 @@ class Run:
         self.folder.step(step, values, rollouts.rows)
         self._guard(step, values, self.state, batch)
         if _idle(values):
-            self._check_idle(step, rollouts)
+            self._check_idle(step, values, rollouts)
         self._check_gradient(step, values)
         self._check_withheld(step, values)
         reward = values.get("sampled_reward", values["reward"])
@@ -293,25 +292,31 @@ class Run:
         """Log-probabilities of held-out responses, compiled once for all evaluations."""
         return make_logp(self.experiment)
 
-    def _check_idle(self, step: int, rollouts: RolloutBatch) -> None:
-        """Logs that a step made no update, and ends the run after too many such steps in a row.
+    def _check_idle(
+        self, step: int, values: Mapping[str, float], rollouts: RolloutBatch
+    ) -> None:
+        """Logs that a step had no signal, and ends the run after too many such steps in a row.
 
         Raises:
-          TrainingError: If too many steps in a row made no update.
+          TrainingError: If too many steps in a row had no signal or made no update.
         """
         in_a_row, limit = self._guard.in_a_row, self.config.max_skipped
         groups = int(rollouts.metrics["groups_sampled"])
         asked = f"the {groups} groups that {self.experiment.collector!r} asked for"
-        why = f"the recipe trains no token of {asked}"
+        what, why = "makes no update", f"the recipe trains no token of {asked}"
         if rollouts.metrics["no_signal"]:
             why = f"none of {asked} takes part"
-        text = f"Step {step} makes no update: {why}"
+        elif values["no_signal"] and values["updates"]:
+            what = "has no signal"
+            why = f"each advantage of {asked} is 0; the mean reward is {values['reward']:g}"
+        text = f"Step {step} {what}: {why}"
         if in_a_row < limit:
             self.folder.log(f"{text} ({in_a_row} in a row; {limit} end the run).")
             return
         raise TrainingError(
-            f"{text}, and none of the last {limit} steps made one; use prompts that the policy "
-            "solves sometimes but not always, another rule, or more rounds."
+            f"{text}, and none of the last {limit} steps {'had' if 'has' in what else 'made'} one; "
+            "use prompts that the policy solves sometimes but not always, another rule, or more "
+            "rounds."
         )
 
     def _check_gradient(self, step: int, values: Mapping[str, float]) -> None:
@@ -342,7 +347,7 @@ class Run:
         recipe = self.experiment.recipe
         scales = recipe.computed_from("batch", "update")
         warmup = recipe.critic.warmup if recipe.critic is not None else 0
-        gates = UPDATE_SCALE in scales and scales[UPDATE_SCALE] is not no_update
+        gates = UPDATE_SCALE in scales and recipe.trains_weights
         if not gates or step <= warmup or not values.get("withheld") or values["updates"]:
             self._all_withheld = 0
             return
@@ -404,10 +409,10 @@ def has_nonfinite_update(values: Mapping[str, float]) -> bool:
 
 
 class UpdateGuard:
-    """Counts steps without an update, and ends the run after too many in a row.
+    """Counts steps without an update or a signal, and ends the run after too many in a row.
 
-    ``in_a_row`` is how many the last steps were: skipped, without a rollout that takes part, or
-    without a token that the recipe trains. The guard ends a run only at a skipped one.
+    ``in_a_row`` is how many the last steps were: skipped, without a signal, or without a token that
+    the recipe trains. The guard ends a run only at a skipped one.
 
     Args:
       folder: The run folder; the batch of the last skipped step is written there.

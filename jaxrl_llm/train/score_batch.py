@@ -57,8 +57,8 @@ def score_batch(
     Fields that the batch already has stay unchanged.
 
     - ``behavior_logp`` of tokens for which it is unknown (extra ``behavior_known``), as in a
-      demonstration: under the policy at the start of the step, so ratios and corrections treat
-      these tokens as on-policy.
+      demonstration, if anything reads it: under the policy at the start of the step, so ratios and
+      corrections treat these tokens as on-policy.
     - ``old_logp``, of the proximal policy: under the policy at the start of the step, if
       ``score_old`` is True or ``recipe.prepare`` requires it. If older weights may have sampled
       (``stale``) and the recipe does not read ``behavior_logp``, ``old_logp`` is ``behavior_logp``:
@@ -110,10 +110,12 @@ def score_batch(
     if not hasattr(scorer, "model"):
         raise TypeError(f"score_batch: scorer must be a train.Scorer; got {scorer!r}.")
     tell_temperature(batch, scorer)
-    batch = _with_behavior(batch, scorer, state, microbatches)
     if stale and not recipe.reads_behavior and batch.old_logp is None:
+        batch = _with_behavior(batch, scorer, state, microbatches)
         batch = batch.replace(old_logp=batch.behavior_logp)
     batch = _score_old(batch, recipe, scorer, state, microbatches, score_old=score_old)
+    if recipe.reads_behavior:
+        batch = _with_behavior(batch, scorer, state, microbatches)
     if "grad_sq_norms" in recipe.required_fields and "grad_sq_norms" not in batch.extras:
         norms = score_sq_norms(scorer, state.params, _measured(batch, recipe), base=state.base)
         batch = batch.with_extras({"grad_sq_norms": norms})

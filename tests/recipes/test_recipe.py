@@ -457,10 +457,9 @@ LENGTH_RULES = {
 @pytest.mark.parametrize("rule", LENGTH_RULES)
 def test_a_length_is_of_the_response_whatever_a_correction_rejects(rule):
     function, options = LENGTH_RULES[rule]
-    shaped = jr.stateless(jr.bind(function, **options) if options else function)
     budgets = jnp.array([[2.0, 3.0, 1.0], [4.0, 2.0, 3.0]])
     batch = make_batch(behavior_logp=make_batch().old_logp + 0.1, extras={"budgets": budgets})
-    recipe = plain(advantage=jr.chain(shaped, jr.stateless(jr.advantages.dr_grpo)))
+    recipe = plain(advantage=jr.stateless(function, **options))
     expected, _ = prepare(recipe, batch)
     ready, _ = prepare(recipe.replace(correction=first_token_and_response), batch)
     assert not ready.mask[0, 0].any() and not ready.mask[..., 0].any()

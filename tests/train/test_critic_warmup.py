@@ -61,7 +61,7 @@ def first_state(recipe, *, reference=None, mesh=None):
 
 def step_of(recipe, **options):
     model = tiny_model(num_layers=1)[0]
-    options = {"remat": "none", "donate": False} | options
+    options = {"remat": "none", "donate": False, "epochs": 1, "minibatches": 1} | options
     return make_step(model, recipe, ADAM, critic_optimizer=ADAM, **options)
 
 

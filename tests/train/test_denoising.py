@@ -312,7 +312,7 @@ def test_what_does_not_go_together(tiny):
     with pytest.raises(ValueError, match="so responses cannot share a prefix"):
         make_step(model, recipe, optimizer, shared_prefix_len=2)
     with pytest.raises(ValueError, match="draws masks for 8 passes over a batch; got epochs 1"):
-        make_step(model, jr.recipes.espo(), optimizer)
+        make_step(model, jr.recipes.espo(), optimizer, epochs=1)
     with pytest.raises(ValueError, match="has a likelihood .* and a critic"):
         jr.recipes.ppo_max().replace(likelihood=mean_field_likelihood())
     with pytest.raises(ValueError, match="reads behavior_logp, which only a causal model has"):

@@ -150,7 +150,7 @@ def test_the_update_is_the_gradient_of_the_densities():
     reference = jax.tree.map(lambda x: 0.5 * x, params)
     batch = score_reference(batch, recipe, scorer_of(recipe, model), reference)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
-    after, _ = make_step(model, recipe, optimizer, donate=False)(state, batch)
+    after, _ = make_step(model, recipe, optimizer, minibatches=1, donate=False)(state, batch)
 
     x, y = np.moveaxis(np.float64(rollout.latents), -2, 0)
     w, b, rw, rb = (np.float64(z[n]) for z in (params, reference) for n in ("w", "b"))

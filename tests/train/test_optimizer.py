@@ -242,6 +242,7 @@ def latest(reference, params, step):
 
 
 FRAGILE = jr.recipes.dapo().replace(
+    minibatches=1,
     name="fragile",
     advantage=Transform(lambda: jnp.float32(0.0), counted),
     surrogate=fragile_surrogate,

@@ -14,7 +14,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.recipes import Computed, Critic, Recipe
 from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.testing.cases import compiled
+from jaxrl_llm.testing.cases import compiled, make_case
 from jaxrl_llm.testing.model_checks import model, model_case
 from jaxrl_llm.train import (
     apply_gradients,
@@ -27,6 +27,7 @@ from jaxrl_llm.train import (
     make_step,
 )
 from jaxrl_llm.train.mesh import place_batch
+from jaxrl_llm.train.metrics import no_signal
 from jaxrl_llm.train.policy_gradient import prepare_key
 from jaxrl_llm.train.score import Scorer, score_hidden
 from jaxrl_llm.train.score_batch import score_batch, with_old_logp
@@ -43,7 +44,8 @@ def run(recipe, batch, *, mesh=None, steps=1, optimizer=OPTIMIZER, **options):
     if mesh is not None:
         params = shard(params, param_shardings(params, mesh))
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
-    options = {"remat": "none"} | options  # quicker to compile
+    # Quicker to compile, and one update whatever the recipe asks for.
+    options = {"remat": "none", "epochs": 1, "minibatches": 1} | options
     make = shared_step if mesh is None else make_step
     step = make(model, recipe, optimizer, mesh=mesh, **options)
     for _ in range(steps):
@@ -390,7 +392,8 @@ def run_steps(recipe, batch, *, steps=1, optimizer=None, critic=None, reference=
     first = {"critic": critic, "critic_optimizer": options.get("critic_optimizer")}
     key = jax.random.key(SEED)
     state = init_state(params, optimizer, recipe, key=key, reference=reference, **first)
-    step = make_step(network, recipe, optimizer, remat="none", **options)
+    passes = {"epochs": 1, "minibatches": 1}  # whatever the recipe asks for
+    step = make_step(network, recipe, optimizer, remat="none", **(passes | options))
     for _ in range(steps):
         state, metrics = step(state, batch)
     return state, metrics
@@ -1046,3 +1049,65 @@ def test_what_a_rule_of_the_optimizer_needs_is_named():
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), output_shape=shape)
     with pytest.raises(ValueError, match="'capo' reads the learning rate"):
         make_step(network, recipe, optimizer)(state, batch)
+
+
+# What a batch teaches
+
+
+def test_a_step_makes_the_updates_that_its_recipe_asks_for():
+    recipe = jr.recipes.grpo(kl_coef=0.0).replace(epochs=2, minibatches=4)
+    model, params = one_layer()
+    state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
+    step = make_step(model, recipe, OPTIMIZER, remat="none")
+    assert int(step(state, make_batch())[1]["updates"]) == 8
+    with pytest.raises(ValueError, match="8 prompts do not split into 16 minibatches .* pass min"):
+        make_step(model, jr.recipes.dapo(), OPTIMIZER).prepared(state, make_batch())
+
+
+SHORTENED = jr.recipes.dr_grpo(length=5).replace(
+    advantage=jr.chain(
+        jr.stateless(jr.rewards.group_length_rewards), jr.stateless(jr.advantages.dr_grpo)
+    )
+)
+
+
+def first_tokens(advantages, mask):
+    return mask & (jnp.arange(mask.shape[-1]) == 0)
+
+
+def late_credit(rewards, mask):
+    """Advantages that are 0 for the first token of each response."""
+    return rewards[..., None] * (mask & (jnp.arange(mask.shape[-1]) > 0))
+
+
+def listed_advantages(advantage, **slots):
+    return plain(advantage=jr.stateless(advantage), group_relative=False, **slots)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rewards", "expected"),
+    [
+        (jr.recipes.grpo(), 0.0, 1),  # whose KL term alone has a gradient
+        (jr.recipes.grpo(), 1.0, 1),
+        (jr.recipes.grpo(), 0.1, 1),
+        (jr.recipes.grpo(), None, 0),
+        (jr.recipes.dr_grpo(length=5), 0.1, 1),
+        (jr.recipes.rloo(), 0.1, 1),
+        (jr.recipes.reinforce_pp(), 0.3, 1),  # whitened over the batch
+        (jr.recipes.epo(), 1.0, 1),  # a bonus for entropy, and a KL term
+        (SHORTENED, 1.0, 0),
+        (jr.recipes.sft(), 0.0, 0),
+        (jr.recipes.kto(), 1.0, 0),
+        (jr.recipes.gkd(), 0.0, 0),
+        (listed_advantages(late_credit), 1.0, 0),
+        (listed_advantages(late_credit, selection=first_tokens), 1.0, 1),
+        (plain(curation=jr.stateless(jr.curation.informative_groups)), 1.0, 1),
+    ],
+)
+def test_a_signal_is_an_advantage_that_is_not_0(recipe, rewards, expected):
+
+    batch = make_case(recipe=recipe).batch
+    if rewards is not None:
+        batch = batch.replace(rewards=jnp.full(batch.rewards.shape, rewards))
+    ready, _ = recipe.prepare(batch, recipe.init())
+    assert float(no_signal(recipe, ready)) == expected

@@ -38,6 +38,7 @@ def stepped(recipe, batch, **options):
     if recipe.critic is not None:
         critic = init_critic(model, params, key=jax.random.key(1))
     options |= {"critic_optimizer": None if critic is None else optimizer, "donate": False}
+    options = {"epochs": 1, "minibatches": 1} | options
     step = make_step(model, recipe, optimizer, learning_rate=0.1, **options)
     state = init_state(
         params,

@@ -5,7 +5,7 @@ methods only ``minillm(rewards=True)`` also trains on them.
 """
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.presets.teachers import no_advantages
 from jaxrl_llm.recipes.recipe import Recipe
@@ -210,6 +210,7 @@ def minillm(
     )
 
 
+@traits(supervised=True)
 def next_token_divergence(*, divergence: Array, mask: Array, coef: float = 1.0) -> Array:
     """``coef divergence[t]``, the exact term next to a policy gradient."""
     return coef * masking.zero_masked(divergence, mask)

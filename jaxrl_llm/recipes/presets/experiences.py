@@ -21,8 +21,7 @@ def training_free_grpo(*, capacity: int = 32, max_bytes: int = 512, limit: int =
       limit: Maximum operations per group.
 
     References:
-      Training-free GRPO (arXiv:2510.08191); see :func:`jaxrl_llm.curation.experienced`. The loop
-      still computes a backward pass, whose result is not used.
+      Training-free GRPO (arXiv:2510.08191); see :func:`jaxrl_llm.curation.experienced`.
     """
     return from_base(
         name="training_free_grpo",
