@@ -241,7 +241,7 @@ class Recipe:
 
     @property
     def trains_weights(self) -> bool:
-        """Whether an update can move the weights: ``curation.no_update`` does not scale all by 0."""
+        """Whether an update can move the weights: ``curation.no_update`` does not scale each."""
         return self.computed_from("batch", "update").get(wiring.UPDATE_SCALE) is not no_update
 
     @property

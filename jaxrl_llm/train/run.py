@@ -292,9 +292,7 @@ class Run:
         """Log-probabilities of held-out responses, compiled once for all evaluations."""
         return make_logp(self.experiment)
 
-    def _check_idle(
-        self, step: int, values: Mapping[str, float], rollouts: RolloutBatch
-    ) -> None:
+    def _check_idle(self, step: int, values: Mapping[str, float], rollouts: RolloutBatch) -> None:
         """Logs that a step had no signal, and ends the run after too many such steps in a row.
 
         Raises:
