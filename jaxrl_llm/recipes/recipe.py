@@ -27,6 +27,14 @@ from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
+from jaxrl_llm.recipes.results import (
+    corrected,
+    weights_at,
+    weights_of,
+    with_computed,
+    with_extra,
+    without,
+)
 from jaxrl_llm.recipes.subagent import Subagent
 from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.wiring import Computed
@@ -544,7 +552,7 @@ class Recipe:
         for name, transform in self.computed_from("controller").items():
             value, controllers[name] = call(transform.update, rewards, state.controllers[name])
             wiring.check_output(self.name, f"computed {name!r}", value, (), batch.mask.shape)
-            batch = _with_extra(batch, name, value)
+            batch = with_extra(batch, name, value)
 
         where, curation = batch.where, state.curation
         if self.curation is not None:
@@ -556,7 +564,7 @@ class Recipe:
         batch = batch.replace(where=where, mask=batch.mask & where[..., None], correction=None)
         step["response_mask"] = batch.mask  # a length is of the response, whatever of it trains
         if self.correction is not None:
-            batch = _corrected(self, batch)
+            batch = corrected(self, batch)
 
         advantages, advantage = call(self.advantage.update, rewards, state.advantage)
         wiring.check_output(self.name, "advantages", advantages, where.shape, batch.mask.shape)
@@ -566,12 +574,12 @@ class Recipe:
         unselected = batch.mask
         if self.selection is not None:
             keep = call(self.selection, advantages, batch.mask)
-            batch = _without(self, "selection", batch, keep)
+            batch = without(self, "selection", batch, keep)
             advantages = masking.zero_masked(advantages, batch.mask) if per_token else advantages
         batch = batch.replace(advantages=advantages)
 
         for name, function in self.computed_from("batch").items():
-            batch = _with_computed(self, batch, name, call(function, advantages))
+            batch = with_computed(self, batch, name, call(function, advantages))
         batch = self.measure(batch, batch.old_logp)
         if self.critic is not None:
             # The rewards of tokens that the selection drops still count, as in the advantages.
@@ -582,10 +590,10 @@ class Recipe:
             wiring.check_output(self.name, "the critic's returns", returns, *shapes)
             if returns.shape == batch.mask.shape:
                 returns = jnp.broadcast_to(returns[..., None], shapes[1])
-            batch = _with_extra(batch, "returns", returns)
+            batch = with_extra(batch, "returns", returns)
             if self.selection is not None:
-                places = _weights(self, self.critic.weights, whole, context, *shapes) != 0
-                batch = _with_extra(batch, "critic_places", places)
+                places = weights_of(self, self.critic.weights, whole, context, *shapes) != 0
+                batch = with_extra(batch, "critic_places", places)
         if self.selection is not None and self.reads_sequences:
             left = jnp.any(batch.mask, axis=-1, keepdims=True)
             batch = batch.with_extras({"selected_tokens": batch.mask})
@@ -623,7 +631,7 @@ class Recipe:
                 logp = old_logp = jnp.zeros(batch.mask.shape, jnp.float32)
             mask = self.without_texts(batch).mask
             value = function(jax.lax.stop_gradient(logp), old_logp, mask)
-            batch = _with_computed(self, batch, name, value)
+            batch = with_computed(self, batch, name, value)
         return batch
 
     def learn(self, batch: Batch, algo_state: AlgoState, *, logp: Array) -> AlgoState:
@@ -667,7 +675,7 @@ class Recipe:
         surrogate = traits_of(self.surrogate)
         repeated = surrogate.reads_sequence and surrogate.level == "sequence"
         counted = responses.replace(mask=self.sequence_mask(batch)) if repeated else responses
-        weights = _weights(self, self.weights, counted, context)
+        weights = weights_of(self, self.weights, counted, context)
         weights = masking.zero_masked(weights, responses.mask)
         if self.text_coef:
             texts = aggregate.token_mean(batch.mask & batch.extras["texts"][..., None])
@@ -676,10 +684,10 @@ class Recipe:
         if self.critic is not None:
             shapes = wiring.head_shapes(self, batch)
             if self.selection is None:
-                weights = _weights(self, self.critic.weights, responses, context, *shapes)
+                weights = weights_of(self, self.critic.weights, responses, context, *shapes)
             else:
-                weights = _weights_at(self, responses, *shapes)
-            batch = _with_extra(batch, "critic_weights", weights)
+                weights = weights_at(self, responses, *shapes)
+            batch = with_extra(batch, "critic_weights", weights)
         return batch
 
     def loss(
@@ -750,71 +758,3 @@ class Recipe:
 def _is_choice(computed: Computed) -> bool:
     """Whether a statistic only says which tokens a teacher is asked for."""
     return getattr(computed.function, "function", computed.function) is surrogates.top_tokens
-
-
-def _with_extra(batch: Batch, name: str, value: Array) -> Batch:
-    """The batch with one more extra; a scalar becomes ``[P, 1, 1]``, split like the prompts."""
-    if jnp.ndim(value) == 0:
-        value = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (batch.where.shape[0], 1, 1))
-    return batch.with_extras({name: value})
-
-
-def _with_computed(recipe, batch: Batch, name: str, value: Array) -> Batch:
-    """The batch with one more computed entry; what scales the update must be a scalar."""
-    if name == wiring.UPDATE_SCALE:
-        wiring.check_output(recipe.name, f"computed {name!r}", value, ())
-    return _with_extra(batch, name, value)
-
-
-def _corrected(recipe, batch: Batch) -> Batch:
-    """The batch with the weights of the correction, without the tokens that it drops."""
-    name = f"correction of recipe {recipe.name!r}"
-    returned = recipe.correction(batch.old_logp, batch.behavior_logp, batch.mask)
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise TypeError(
-            f"{name} must return (weights, keep); got {type(returned).__name__}. A function of "
-            "weights, or a rule, goes into corrections.rollout_correction."
-        )
-    weights, keep = returned
-    checks.check_shape(name, "weights", weights, batch.mask.shape)
-    return _without(recipe, "correction", batch.replace(correction=weights), keep)
-
-
-def _without(recipe, slot: str, batch: Batch, keep: Array) -> Batch:
-    """The batch without the tokens that a slot leaves out."""
-    name = f"{slot} of recipe {recipe.name!r}"
-    checks.check_shape(name, "keep", keep, batch.mask.shape)
-    checks.check_bool(name, keep=keep)
-    mask, correction = batch.mask & keep, batch.correction
-    if correction is not None:
-        correction = masking.zero_masked(correction, mask)
-    return batch.replace(mask=mask, correction=correction)
-
-
-def _weights(
-    recipe, function, batch: Batch, context: Mapping[str, Any], *shapes: tuple[int, ...]
-) -> Array:
-    """Weights of a weighting, 0 where masked; of these shapes, or of the mask's."""
-    weights = call_with(function, batch.mask, context=context)
-    wiring.check_output(recipe.name, "weights", weights, *(shapes or (batch.mask.shape,)))
-    checks.check_float(f"Recipe {recipe.name!r}", weights=weights)
-    by_head = weights.ndim > batch.mask.ndim
-    return masking.zero_masked(weights, batch.mask[..., None] if by_head else batch.mask)
-
-
-def _weights_at(recipe, batch: Batch, *shapes: tuple[int, ...]) -> Array:
-    """Weights of a critic that add up over those of its places that the selection left.
-
-    The first token that is left of a turn may not be the one that has its target.
-    """
-
-    def at(places: Array) -> Array:
-        left = batch.replace(mask=batch.mask & places)
-        context = wiring.context(left, wiring.PREPARE_CONTEXT)
-        return _weights(recipe, recipe.critic.weights, left, context, *shapes)
-
-    places = batch.extras["critic_places"]
-    if places.ndim == batch.mask.ndim:
-        return at(places)
-    heads = range(places.shape[-1])  # each has places of its own
-    return jnp.stack([at(places[..., head])[..., head] for head in heads], axis=-1)
