@@ -15,7 +15,7 @@ leaf_key, antithetic                  the keys of the noise, and the sides of a 
 lowrank_noise, full_noise             the noise of some members for one leaf
 eggroll_matmul, eggroll_embed         a layer and a table with a member's noise
 perturb, model_delta                  a tree of one member; a population as a model's delta
-fill_missing, best_of                 scores: missing ones are the worst; the best of several tries
+graded, best_of                       scores: the ones that count; the best of several tries
 zscore, mean_fitness,                 fitness: standardized, in groups, over questions
 question_fitness
 centered_ranks                        fitness: ranks from -1/2 to 1/2
@@ -59,6 +59,8 @@ Arguments that the functions share, and what they raise:
 ``baseline``                 number of first members without noise; even with pairs
 ``draws``                    int, the draw of each pair (of each member without pairs); None for
                              0, 1, 2, ...
+``where``                    bool of the shape of ``fitness``, the members that were graded, by
+                             `graded`; the others have weight 0 and are no part of N. None for all
 ``chunk``                    number of draws in memory at a time; it does not change the result
 ``x``                        activations ``[..., T, in]``, axes of members in front: ``[N, T, in]``
 ``tokens``                   int ``[..., T]``, axes of members in front
@@ -80,7 +82,7 @@ is unknown or out of its range. Its ``Raises`` lists only further errors.
 from jaxrl_llm.evolution.fitness import (
     best_of,
     centered_ranks,
-    fill_missing,
+    graded,
     mean_fitness,
     pair_fitness,
     pair_sign,
@@ -161,9 +163,9 @@ __all__ = [
     "eggroll_grad",
     "eggroll_matmul",
     "es_qiu_grad",
-    "fill_missing",
     "full_noise",
     "full_rank",
+    "graded",
     "int8_noise",
     "int8_table",
     "leaf_classes",

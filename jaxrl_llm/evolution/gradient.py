@@ -17,11 +17,24 @@ Scale = Literal["step", "gradient", "mean"]
 SCALES: tuple[Scale, ...] = ("step", "gradient", "mean")
 
 
-def coefficient(scale: Scale, population: int, sigma) -> Array | float:
+def coefficient(scale: Scale, population: Array | int, sigma) -> Array | float:
     """The coefficient of ``sum_n F_n E_n``."""
     if scale == "step":
-        return sigma / math.sqrt(population)
+        return sigma / population**0.5
     return 1.0 / population if scale == "mean" else 1.0 / (population * sigma)
+
+
+def graded_members(
+    function: str, fitness: Array, where: Array | None, *, pairs: bool
+) -> tuple[Array, Array | int]:
+    """Fitness of all members as float32 ``[N]``, 0 where they do not count, and how many do."""
+    checks.check_bool(function, where=where)
+    checks.check_same_shape(function, fitness=fitness, where=where)
+    if where is None:
+        fitness = _inputs.population(function, fitness, pairs=pairs)
+        return fitness, fitness.shape[0]
+    fitness = _inputs.population(function, jnp.where(where, fitness, 0.0), pairs=pairs)
+    return fitness, jnp.maximum(jnp.sum(where, dtype=jnp.float32), 1.0)
 
 
 def check_scale(function: str, scale: str, allowed: tuple[str, ...], sigma) -> None:
@@ -74,6 +87,7 @@ def eggroll_grad(
     noise_reuse: int = 1,
     pairs: bool = True,
     draws: Array | None = None,
+    where: Array | None = None,
     scale: Scale = "step",
     sign: bool = False,
     chunk: int = 64,
@@ -93,8 +107,8 @@ def eggroll_grad(
     leaves get zeros; exclude them from weight decay with :func:`moving`.
 
     Args:
-      params, classes, key, epoch, fitness, rank, dtype, noise_reuse, pairs, draws, chunk: See the
-        package.
+      params, classes, key, epoch, fitness, rank, dtype, noise_reuse, pairs, draws, where, chunk:
+        See the package.
       sigma: Above 0; None with ``scale="mean"``.
       scale: The coefficient c.
       sign: Whether the update uses the signs of the factors; the members use the factors
@@ -129,14 +143,14 @@ def eggroll_grad(
     leaves.check_evolution("eggroll_grad", params, classes, key, rank=rank, noise_reuse=noise_reuse)
     check_scale("eggroll_grad", scale, SCALES, sigma)
     _inputs.check_at_least("eggroll_grad", 1, chunk=chunk)
-    fitness = _inputs.population("eggroll_grad", fitness, pairs=pairs)
+    fitness, population = graded_members("eggroll_grad", fitness, where, pairs=pairs)
     weights = weights_of(fitness, pairs=pairs)
     draws = jnp.arange(weights.shape[0]) if draws is None else draws
     checks.check_integer("eggroll_grad", draws=draws)
     checks.check_shape("eggroll_grad", "draws", draws, weights.shape)
     if sign and not set(jax.tree.leaves(classes)) & set(leaves.FACTORED):
         raise ValueError("eggroll_grad: sign has no effect where no leaf has noise of low rank.")
-    factor = coefficient(scale, fitness.shape[0], sigma)
+    factor = coefficient(scale, population, sigma)
 
     def one(key: Array, name: str, leaf) -> Array:
         drawn = noise.Draws(key, epoch, draws, dtype, noise_reuse)

@@ -46,6 +46,7 @@ def open_es_grad(
     noise_reuse: int = 1,
     pairs: bool = True,
     draws: Array | None = None,
+    where: Array | None = None,
     scale: Scale = "gradient",
     chunk: int = 1,
 ) -> ArrayTree:
@@ -58,8 +59,8 @@ def open_es_grad(
     - sigma eps)) / (2 sigma) eps``.
 
     Args:
-      params, classes, key, epoch, fitness, sigma, dtype, noise_reuse, pairs, draws, chunk: See the
-        package.
+      params, classes, key, epoch, fitness, sigma, dtype, noise_reuse, pairs, draws, where, chunk:
+        See the package.
       scale: As in :func:`eggroll_grad`; "step" makes the two comparable at one learning rate.
 
     Returns:
@@ -92,6 +93,7 @@ def open_es_grad(
         noise_reuse=noise_reuse,
         pairs=pairs,
         draws=draws,
+        where=where,
         scale=scale,
         chunk=chunk,
     )
@@ -106,6 +108,7 @@ def es_qiu_grad(
     *,
     dtype=jnp.float32,
     draws: Array | None = None,
+    where: Array | None = None,
     chunk: int = 1,
 ) -> ArrayTree:
     """The gradient of plain evolution strategies for all parameters of a language model.
@@ -118,7 +121,7 @@ def es_qiu_grad(
     reward of greedy answers, Z ``zscore(R, eps=0.0)``; the paper has N = 30 and alpha = 5e-4.
 
     Args:
-      params, classes, key, epoch, dtype, draws, chunk: See the package.
+      params, classes, key, epoch, dtype, draws, where, chunk: See the package.
       fitness: ``[N]``, Z: floating point and finite.
 
     Returns:
@@ -153,6 +156,7 @@ def es_qiu_grad(
         dtype=dtype,
         pairs=False,
         draws=draws,
+        where=where,
         scale="mean",
         chunk=chunk,
     )

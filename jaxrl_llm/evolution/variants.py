@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, stats
+from jaxrl_llm.core import Array, checks, masking, stats
 from jaxrl_llm.evolution import _inputs, gradient, noise
 
 
@@ -29,14 +29,17 @@ class Sparse(NamedTuple):
     sign: Array
 
 
-def baseline_fitness(scores: Array, *, eps: float = 1e-8) -> Array:
+def baseline_fitness(scores: Array, *, where: Array | None = None, eps: float = 1e-8) -> Array:
     """Scores relative to the unperturbed model, which is the first two members.
 
         Z = (S - S[:, 0]) / (std(S) + eps),  Z[:, :2] = 0,  F = mean_q Z       std of each question
 
     Args:
-      scores: ``[Q, G]``, floating point and finite; members 0 and 1 carry no noise (``baseline=2``
-        of the functions that draw it).
+      scores: ``[Q, G]``, floating point; members 0 and 1 carry no noise (``baseline=2`` of the
+        functions that draw it).
+      where: bool ``[Q, G]``, True for scores that count, by :func:`graded`; None for all, which
+        must be finite. Others add 0 to the mean over questions, and so do all scores of a question
+        without that of member 0.
       eps: Added to the deviation, not negative.
 
     Returns:
@@ -57,8 +60,8 @@ def baseline_fitness(scores: Array, *, eps: float = 1e-8) -> Array:
       to norm 1: chain ``optax.clip_by_global_norm(1.0)`` before the optimizer.
     """
     checks.check_rank("baseline_fitness", 2, scores=scores)
-    checks.check_float("baseline_fitness", scores=scores)
-    scores = jnp.asarray(scores, jnp.float32)
+    stats.check_group("baseline_fitness", scores, where, name="scores")
+    scores = masking.zero_masked(scores, where)
     checks.check_non_negative("baseline_fitness", eps=eps)
     members = scores.shape[-1]
     if members < 4 or members % 2:
@@ -66,9 +69,11 @@ def baseline_fitness(scores: Array, *, eps: float = 1e-8) -> Array:
             f"baseline_fitness: scores must be of an even number of members, at least 4; "
             f"got shape {scores.shape}."
         )
-    deviation = stats.group_std(scores, ddof=0) + eps
+    deviation = stats.group_std(scores, where, ddof=0) + eps
     centered = (scores - scores[:, :1]) / jnp.where(deviation > 0, deviation, 1.0)
-    flat = stats.group_is_constant(scores) | (jnp.arange(members) < 2)
+    flat = stats.group_is_constant(scores, where) | (jnp.arange(members) < 2)
+    if where is not None:
+        flat |= ~(where & where[:, :1])
     return jnp.mean(jnp.where(flat, 0.0, centered), axis=0)
 
 
@@ -185,6 +190,7 @@ def sparse_grad(
     dtype=jnp.float32,
     noise_reuse: int = 1,
     pairs: bool = True,
+    where: Array | None = None,
     scale: Literal["step", "gradient"] = "step",
 ) -> Array:
     """The gradient of one matrix whose members had sparse noise.
@@ -195,7 +201,7 @@ def sparse_grad(
         scale="gradient":  c = 1 / (N sigma q)           an estimate of the gradient
 
     Args:
-      key, epoch, fitness, shape, sigma, dtype, noise_reuse, pairs: See the package.
+      key, epoch, fitness, shape, sigma, dtype, noise_reuse, pairs, where: See the package.
       scale: The coefficient of the sum.
 
     Returns:
@@ -218,10 +224,10 @@ def sparse_grad(
     _inputs.check_matrix("sparse_grad", shape, 1)
     _inputs.check_at_least("sparse_grad", 0, noise_reuse=noise_reuse)
     gradient.check_scale("sparse_grad", scale, ("step", "gradient"), sigma)
-    fitness = _inputs.population("sparse_grad", fitness, pairs=pairs)
+    fitness, population = gradient.graded_members("sparse_grad", fitness, where, pairs=pairs)
     weights = gradient.weights_of(fitness, pairs=pairs)
     share = max(shape) / (shape[0] * shape[1])
-    factor = gradient.coefficient(scale, fitness.shape[0], sigma)
+    factor = gradient.coefficient(scale, population, sigma)
     factor = factor / (share**0.5 if scale == "step" else share)
     draws = noise.Draws(key, epoch, jnp.arange(weights.shape[0]), dtype, noise_reuse)
     rows, columns, values = _sparse(draws, shape)

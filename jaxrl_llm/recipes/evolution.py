@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm import evolution
-from jaxrl_llm.core import Array, ArrayTree, bind, checks
+from jaxrl_llm.core import Array, ArrayTree, bind, checks, masking
+from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.curation.collectors.protocol import Collector
 from jaxrl_llm.evolution.gradient import SCALES, Scale
 from jaxrl_llm.evolution.leaves import LeafClass
@@ -31,8 +32,9 @@ class EvolutionRecipe:
     Attributes:
       name: Short name, for messages and metrics.
       sigma: Scale of the noise, above 0.
-      fitness: ``scores [P, G] -> [N]``, finite and higher for better: ``[G]`` if members are
-        shared, ``[P, G]`` (or flat) otherwise. Its input has no missing scores.
+      fitness: ``(scores [P, G], where=[P, G]) -> [N]``, finite and higher for better: ``[G]`` if
+        members are shared, ``[P, G]`` (or flat) otherwise. ``where`` is True for the scores that
+        count; the others are 0.
       noise: "lowrank": matrices have noise of rank ``rank``, and one batch holds many members.
         "full": every entry has separate noise; members are evaluated one after another.
       rank: Rank of the noise of matrices; 1 with ``noise="full"``, where it is not read.
@@ -117,6 +119,12 @@ class EvolutionRecipe:
         for field in ("fitness", "outcome"):
             if not callable(getattr(self, field)):
                 raise TypeError(f"{name}: {field} must be a function.")
+        named = accepted(self.fitness).values()
+        if not any(x.name == "where" or x.kind is x.VAR_KEYWORD for x in named):
+            raise TypeError(
+                f"{name}: fitness {name_of(self.fitness)} must take where, the scores that count: "
+                "a member that could not be graded has none."
+            )
         check_collector(name, self.collector)
         checks.check_positive(name, sigma=self.sigma, rank=self.rank, tries=self.tries)
         checks.check_positive(name, chunk=self.chunk)
@@ -234,10 +242,28 @@ class EvolutionRecipe:
         perturb = bind(self._noise(evolution.perturb), baseline=self.baseline)
         return perturb(params, classes, key, epoch, member)
 
+    def outcomes(self, scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
+        """The score of each member on each prompt, and the scores that count, both ``[P, G]``.
+
+        A score counts if all tries of the member and of its antithetic partner were graded: they
+        have a finite score. See ``evolution.graded``.
+
+        Args:
+          scores, where: As for :meth:`shape`.
+        """
+        if self.tries == 1:
+            return scores, evolution.graded(scores, where=where, pairs=self.pairs)
+        tried = evolution.graded(scores, where=where, pairs=False)
+        split = scores.shape[0], -1, self.tries
+        scores = self.outcome(masking.zero_masked(scores, tried).reshape(split))
+        complete = jnp.all(tried.reshape(split), axis=-1)
+        return scores, evolution.graded(scores, where=complete, pairs=self.pairs)
+
     def shape(self, scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
         """Fitness of the members, float32 ``[N]``, and the number of missing scores.
 
-        A score that is missing or non-finite counts as the worst of its prompt.
+        A member that was not graded on a prompt, and its partner, do not count there; see
+        :meth:`outcomes`. Pass the scores that count to :meth:`gradient`.
 
         Args:
           scores: ``[P, G tries]``, the tries of a member next to each other; higher is better.
@@ -254,10 +280,9 @@ class EvolutionRecipe:
                 f"{self.tries} tries per member."
             )
         members = self.population(prompts, width // self.tries)
-        scores, missing = evolution.fill_missing(scores, where=where)
-        if self.tries > 1:
-            scores = self.outcome(scores.reshape(prompts, -1, self.tries))
-        fitness = self.fitness(scores)
+        missing = jnp.sum(~evolution.graded(scores, where=where, pairs=False), dtype=jnp.int32)
+        scores, counted = self.outcomes(scores, where=where)
+        fitness = self.fitness(masking.zero_masked(scores, counted), where=counted)
         if fitness.size != members or (self.shared and fitness.ndim != 1):
             kind = "shared" if self.shared else "not shared"
             raise ValueError(
@@ -265,15 +290,29 @@ class EvolutionRecipe:
                 f"for each of {members} members, which are {kind}; got {fitness.shape} from scores "
                 f"{scores.shape}."
             )
-        return jnp.asarray(fitness, jnp.float32).reshape(-1), jnp.sum(missing)
+        return jnp.asarray(fitness, jnp.float32).reshape(-1), missing
+
+    def graded_members(self, where: Array) -> Array:
+        """The members ``[N]`` that count on some prompt, from ``where`` ``[P, G]``."""
+        return jnp.any(where, axis=0) if self.shared else where.reshape(-1)
 
     def gradient(
-        self, params: ArrayTree, classes: ArrayTree, key: Array, epoch: Array | int, fitness: Array
+        self,
+        params: ArrayTree,
+        classes: ArrayTree,
+        key: Array,
+        epoch: Array | int,
+        fitness: Array,
+        *,
+        where: Array | None = None,
     ) -> ArrayTree:
         """The gradient from fitness ``[N]``; see ``evolution.eggroll_grad``.
 
-        Members without noise contribute nothing, but they count in N.
+        Members without noise contribute nothing, but they count in N. Members that count on no
+        prompt, by ``where`` ``[P, G]`` of :meth:`outcomes`, do not: the gradient is that of a
+        population without them.
         """
+        where = None if where is None else self.graded_members(where)
         if self.baseline:
             fitness = jnp.where(jnp.arange(fitness.shape[0]) < self.baseline, 0.0, fitness)
         grad = bind(
@@ -283,4 +322,4 @@ class EvolutionRecipe:
             sign=self.sign,
             chunk=self.chunk,
         )
-        return grad(params, classes, key, epoch, fitness)
+        return grad(params, classes, key, epoch, fitness, where=where)

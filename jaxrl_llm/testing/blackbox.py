@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm import evolution
-from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.core import Array, ArrayTree, checks, masking
 from jaxrl_llm.evolution import _inputs
 
 
@@ -81,12 +81,12 @@ def evolve(
     population: int = 64,
     sigma: float = 0.1,
     rank: int | None = 1,
-    shape: Callable[[Array], Array] = evolution.zscore,
+    shape: Callable[..., Array] = evolution.zscore,
 ) -> tuple[ArrayTree, np.ndarray]:
     """Evolution strategies on any score: perturb, score, shape, and one step of an optimizer.
 
-    For tests and notebooks. All leaves are trained. A member with a non-finite score counts as the
-    worst.
+    For tests and notebooks. All leaves are trained. A member with a non-finite score is left out
+    with its partner.
 
     Args:
       params: Pytree of floating point arrays.
@@ -99,7 +99,7 @@ def evolve(
       sigma: Scale of the noise.
       rank: Rank of the noise of matrices; other leaves have noise of full rank. None means full
         rank for all leaves, which is OpenAI-ES.
-      shape: Maps scores ``[N]`` to fitness.
+      shape: Maps scores ``[N]`` to fitness, called as ``shape(scores, where=)``.
 
     Returns:
       ``(params, history)``; the history is the mean score of each step's population, float32
@@ -143,10 +143,21 @@ def evolve(
 
     @jax.jit
     def update(params, state, scores, step):
-        scores, _ = evolution.fill_missing(scores)
-        grads = grad(params, classes, key, step, shape(scores), sigma=sigma, scale="step", chunk=64)
+        where = evolution.graded(scores)
+        grads = grad(
+            params,
+            classes,
+            key,
+            step,
+            shape(scores, where=where),
+            sigma=sigma,
+            where=where,
+            scale="step",
+            chunk=64,
+        )
         updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, jnp.mean(scores)
+        mean = masking.masked_mean(scores, jnp.isfinite(scores))
+        return optax.apply_updates(params, updates), state, mean
 
     state, history = optimizer.init(params), []
     for step in range(steps):

@@ -30,11 +30,11 @@ def make_evolution_step(
 ) -> Step:
     """A compiled function that updates the state from the scores of a population.
 
-    In order: missing scores become the worst of their prompt; the recipe shapes the fitness; the
-    noise of epoch ``state.step`` is drawn again and contracted to a gradient; the optimizer makes
-    one update. The update depends only on ``rewards`` ``[P, G]`` and ``where`` of the batch. On a
-    mesh every device has all scores and draws the same noise, so only norms and arrays of the size
-    of the scores are communicated.
+    In order: the recipe shapes the fitness of the members that were graded; the noise of epoch
+    ``state.step`` is drawn again and contracted to a gradient; the optimizer makes one update. The
+    update depends only on ``rewards`` ``[P, G]`` and ``where`` of the batch. On a mesh every device
+    has all scores and draws the same noise, so only norms and arrays of the size of the scores are
+    communicated.
 
     Frozen leaves stay identical bit for bit, for any optimizer. ``optax.masked(optimizer,
     jr.evolution.moving(classes))`` saves the memory of their optimizer state. A non-finite update
@@ -50,10 +50,12 @@ def make_evolution_step(
       ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``reward``, the mean
       score; ``reward_std``, over the members of a prompt; ``member_std``, of the members' means
       over prompts; ``informative``, the share of prompts on which members differ; ``missing``,
-      scores that count as the worst, as they do in the previous three; ``flat``, 1 if all fitness
+      responses without a score; ``left_out``, responses that do not count for the fitness: those,
+      and the other tries and the antithetic partners of their members; ``flat``, 1 if all fitness
       values are equal and the gradient is therefore zero; ``length`` and ``tokens`` of the
       responses; ``loss``, minus the mean score; ``grad_norm``, ``update_norm``, ``updates`` and
-      ``skipped`` as in :func:`make_step`. A member with several tries has their outcome.
+      ``skipped`` as in :func:`make_step`. A member with several tries has their outcome. The
+      statistics of members are those of the scores that count.
 
     Raises:
       ValueError: When called, if the members do not match the recipe, or it moves no leaf.
@@ -89,10 +91,11 @@ def make_evolution_step(
         del base, teacher
         classes = recipe.classes(state.params)
         fitness, missing = recipe.shape(batch.rewards, where=batch.where)
-        grads = recipe.gradient(state.params, classes, key, state.step, fitness)
+        _, counted = recipe.outcomes(batch.rewards, where=batch.where)
+        grads = recipe.gradient(state.params, classes, key, state.step, fitness, where=counted)
         metrics = population_metrics(recipe, batch, fitness, missing)
         carry = (state.params, state.opt_state)
-        there = jnp.any(batch.where & jnp.isfinite(batch.rewards))
+        there = jnp.any(counted)
         carry, made = apply_if_finite(optimizer, carry, -metrics["reward"], grads, there=there)
         params = jax.tree.map(
             lambda moves, new, old: new if moves else old,
@@ -142,24 +145,23 @@ def population_metrics(
 ) -> dict[str, Array]:
     """Metrics of a population's scores; see :func:`make_evolution_step`."""
     where = batch.where & jnp.isfinite(batch.rewards)
-    scores, _ = evolution.fill_missing(batch.rewards, where=batch.where)
-    if recipe.tries > 1:
-        scores = recipe.outcome(scores.reshape(scores.shape[0], -1, recipe.tries))
-    # Every member has a score, except on prompts without any.
-    scored = jnp.broadcast_to(jnp.any(where, axis=-1, keepdims=True), scores.shape)
-    spread = diagnostics.group_spread(scores, where=scored)
+    scores, counted = recipe.outcomes(batch.rewards, where=batch.where)
+    spread = diagnostics.group_spread(scores, where=counted)
+    flat = masking.is_constant(fitness, recipe.graded_members(counted))
     metrics = {
         "reward": masking.masked_mean(batch.rewards, where),
         "reward_std": spread.mean_std,
         "informative": spread.informative,
         "missing": missing,
-        "flat": jnp.all(fitness == fitness[0]),
-        "no_signal": jnp.all(fitness == fitness[0]),
+        "left_out": recipe.tries * jnp.sum(~counted),
+        "flat": flat,
+        "no_signal": flat,
         "length": masking.masked_mean(masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)),
         "tokens": jnp.sum(batch.mask),
     }
     if recipe.shared:
-        metrics["member_std"] = jnp.std(masking.masked_mean(scores, scored, axis=0))
+        means = masking.masked_mean(scores, counted, axis=0)
+        metrics["member_std"] = masking.masked_std(means, jnp.any(counted, axis=0))
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
 
 

@@ -12,7 +12,7 @@ from jaxrl_llm.evolution import (
     baseline_fitness,
     best_of,
     centered_ranks,
-    fill_missing,
+    graded,
     mean_fitness,
     pair_fitness,
     pair_sign,
@@ -105,16 +105,63 @@ def test_ties():
     assert pair_sign(jnp.array([2, 2, 0, 255], jnp.uint8)).tolist() == [0, -1]
 
 
-def test_what_is_missing_is_the_worst_of_its_group():
-    scores = jnp.array([[0.5, jnp.nan, -1.0, jnp.inf], [jnp.nan] * 4, [1.0, 2.0, 3.0, 4.0]])
-    where = jnp.array([[True] * 4, [True] * 4, [True, True, True, False]])
-    found, missing = jax.jit(lambda s, w: fill_missing(s, where=w))(scores, where)
-    assert found.tolist() == [[0.5, -1.0, -1.0, -1.0], [0.0] * 4, [1.0, 2.0, 3.0, 1.0]]
-    assert missing.tolist() == [2, 4, 1]
-    junk = jnp.where(where, scores, jnp.nan)
-    assert fill_missing(junk, where=where)[0].tolist() == found.tolist()
-    found, missing = fill_missing(F)
-    assert found.tolist() == F.tolist() and missing.item() == 0
+def test_a_score_counts_with_its_partner():
+    scores = jnp.array([[0.5, jnp.nan, -1.0, 2.0], [jnp.nan] * 4, [1.0, 2.0, jnp.inf, 4.0]])
+    where = jnp.array([[True] * 4, [True] * 4, [True, False, True, True]])
+    found = jax.jit(lambda s, w: graded(s, where=w))(scores, where)
+    assert found.tolist() == [[False, False, True, True], [False] * 4, [False] * 4]
+    alone = graded(scores, where=where, pairs=False)
+    assert alone.tolist() == [[True, False, True, True], [False] * 4, [True, False, False, True]]
+    assert graded(F).all()
+
+
+COUNTED = {
+    "zscore": zscore,
+    "zscore of groups": jr.bind(zscore, deviation="group", eps=0.0),
+    "ranks": centered_ranks,
+    "mean ranks": jr.bind(centered_ranks, ties="mean"),
+    "questions": lambda f, where=None: question_fitness(f[None], where=_rows(where)),
+    "means": lambda f, where=None: mean_fitness(f[None], where=_rows(where)),
+    "ranks of means": lambda f, where=None: mean_fitness(
+        jnp.stack([f, 2 * f]), where=_rows(where, 2), shape=jr.bind(centered_ranks, ties="mean")
+    ),
+    "baseline": lambda f, where=None: baseline_fitness(f[None], where=_rows(where)),
+}
+
+
+def _rows(where, count=1):
+    return None if where is None else jnp.tile(where, (count, 1))
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("left_out", [[2, 3], [4, 5, 8, 9], range(4, 10)])
+def test_fitness_is_that_of_the_members_that_count(name, left_out):
+    shape = COUNTED[name]
+    scores = np.random.default_rng(len(left_out)).integers(-3, 4, 12).astype(np.float32)
+    stay = np.setdiff1d(np.arange(12), list(left_out))
+    where = jnp.zeros(12, bool).at[stay].set(True)
+    expected = np.zeros(12, np.float32)
+    expected[stay] = shape(jnp.asarray(scores[stay]))
+    for junk in (jnp.nan, 1e9, -jnp.inf):
+        found = shape(jnp.where(where, scores, junk), where=where)
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+    assert not np.any(shape(jnp.full(12, jnp.nan), where=jnp.zeros(12, bool)))
+
+
+def test_a_question_without_a_grade_favors_no_member():
+    """The first pair was not graded on the easy question, the second not on the hard one."""
+    scores = jnp.array([[jnp.nan, 1, 1, 1, 1, 1], [0, 0, 0, jnp.nan, 0, 0], [1, 0, 1, 0, 1, 0.0]])
+    where = graded(scores)
+    better = [0.5, -0.5, 0.5, -0.5, 0.5, -0.5]
+    close(mean_fitness(scores, where=where, shape=jr.bind(zscore, eps=0.0)), 2 * np.array(better))
+    found = question_fitness(scores, where=where)
+    close(found / found[0], 2 * np.array(better))
+
+
+def test_a_pair_without_a_grade_has_no_vote():
+    where = jnp.array([True, False, True, True])
+    assert pair_sign(jnp.array([3, 1, 2, 1], jnp.uint8), where=where).tolist() == [0, 1]
+    assert pair_sign(jnp.array([jnp.nan, 1.0, 1.0, jnp.nan, 2.0, 1.0])).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
@@ -141,8 +188,10 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
         (lambda: best_of(S, k=5), ValueError, "k must be at most the number of tries, 4; got 5"),
         (lambda: best_of(S, k=0), ValueError, "k must be at least 1"),
         (lambda: best_of(S, k=1.5), TypeError, "k must be an integer"),
-        (lambda: fill_missing(F, where=jnp.ones(4)), TypeError, "where must be bool"),
-        (lambda: fill_missing(F, where=jnp.ones(3, bool)), ValueError, "must have the same shape"),
+        (lambda: graded(F, where=jnp.ones(4)), TypeError, "where must be bool"),
+        (lambda: graded(F, where=jnp.ones(3, bool)), ValueError, "must have the same shape"),
+        (lambda: graded(F[:3]), ValueError, "graded: scores must be of an even number"),
+        (lambda: zscore(F, where=jnp.ones(3, bool)), ValueError, "must have the same shape"),
     ],
 )
 def test_bad_input(call, error, words):

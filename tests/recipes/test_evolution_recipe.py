@@ -110,6 +110,7 @@ def test_replace_checks_anew_and_suggests_the_field():
         ),
         ({"outcome": jnp.mean}, ValueError, "outcome has no effect with one try"),
         ({"fitness": None}, TypeError, "fitness must be a function"),
+        ({"fitness": lambda s: s}, TypeError, "must take where, the scores that count"),
         ({"outcome": 3}, TypeError, "outcome must be a function"),
     ],
 )
@@ -184,22 +185,53 @@ def test_fitness_of_members_that_are_dealt_out():
     grouped = plain(shared=False, fitness=jr.evolution.zscore)
     expected = jr.evolution.zscore(S).reshape(-1)
     close(grouped.shape(S)[0], expected)
-    flat = plain(shared=False, fitness=lambda s: jr.evolution.zscore(s).reshape(-1))
+    flat = plain(shared=False, fitness=lambda s, where: jr.evolution.zscore(s).reshape(-1))
     close(flat.shape(S)[0], expected)
     for row, values in zip(S, expected.reshape(3, 4), strict=True):
         mean = row.mean()
         assert all((v > 0) == (s > mean) for s, v in zip(row, values, strict=True))
 
 
-def test_missing_scores_count_as_the_worst_of_their_prompt():
-    where = jnp.ones(S.shape, bool).at[0, 0].set(False)
-    broken = S.at[0, 0].set(jnp.nan).at[2, 3].set(jnp.inf)
-    expected, _ = plain().shape(S.at[0, 0].set(0.0).at[2, 3].set(0.0))
+def test_members_without_a_score_have_no_weight_with_their_partners():
+    where = jnp.ones((3, 6), bool).at[0, 0].set(False)
+    broken = jnp.concatenate([S, S[:, :2] + 0.5], axis=1).at[0, 0].set(7).at[2, 3].set(jnp.inf)
+    counted = jnp.isfinite(broken) & where
+    counted = counted.at[0, 1].set(False).at[2, 2].set(False)
+    expected = jr.evolution.mean_fitness(jnp.where(counted, broken, 0.0), where=counted)
     fitness, missing = jax.jit(lambda s, w: plain().shape(s, where=w))(broken, where)
     close(fitness, expected)
     assert missing == 2
+    alone = plain(pairs=False)
+    assert alone.outcomes(broken, where=where)[1].sum() == 16
     nothing, missing = plain().shape(jnp.full(S.shape, jnp.nan))
     assert nothing.tolist() == [0.0] * 4 and missing == 12
+
+
+@pytest.mark.parametrize("name", ["eggroll", "open_es", "es_qiu"])
+def test_the_gradient_is_that_of_the_population_without_them(name):
+    recipe = getattr(jr.recipes, name)(sigma=0.3)
+    classes = recipe.classes(PARAMS)
+    scores = jnp.array(np.random.default_rng(2).normal(size=(2, 8)), jnp.float32)
+    broken = scores.at[:, 6].set(jnp.nan)  # the last pair; without pairs, one member
+    fitness, _ = recipe.shape(broken)
+    where = recipe.outcomes(broken)[1]
+    found = recipe.gradient(PARAMS, classes, KEY, 3, fitness, where=where)
+    stay = np.flatnonzero(where[0])
+    grad = jr.evolution.eggroll_grad
+    options = {"draws": jnp.array([0, 1, 2, 3, 4, 5, 7])} if name == "es_qiu" else {}
+    options |= {} if name == "es_qiu" else {"sigma": 0.3}
+    expected = grad(
+        PARAMS,
+        classes,
+        KEY,
+        3,
+        recipe.fitness(scores[:, stay]),
+        pairs=recipe.pairs,
+        scale=recipe.scale,
+        **options,
+    )
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        close(a, b, atol=1e-5)
 
 
 def test_tries_of_a_member_become_one_score():
@@ -208,10 +240,13 @@ def test_tries_of_a_member_become_one_score():
     close(tried.shape(scores)[0], plain().shape(jnp.array([[1.0, 0, 1, 0], [0, 1, 0, 0]]))[0])
     mean = tried.replace(outcome=jr.bind(jr.evolution.best_of, k=1))
     close(mean.shape(scores)[0], plain().shape(jnp.array([[0.5, 0, 1, 0], [0, 0.5, 0, 0]]))[0])
-    # A try without a score is the worst of its prompt, and the other try may save the member.
-    fitness, missing = tried.shape(scores.at[0, 0].set(jnp.nan))
-    close(fitness, tried.shape(scores)[0])
-    assert missing == 1
+    # A member with a try that was not graded has no outcome, and so has no partner to be compared.
+    broken = scores.at[0, 0].set(jnp.nan)
+    fitness, missing = tried.shape(broken)
+    where = jnp.array([[False, False, True, True], [True] * 4])
+    assert tried.outcomes(broken)[1].tolist() == where.tolist() and missing == 1
+    known = jnp.array([[0.0, 0, 1, 0], [0, 1, 0, 0]])
+    close(fitness, jr.evolution.mean_fitness(known, where=where))
 
 
 @pytest.mark.parametrize(

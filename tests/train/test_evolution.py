@@ -95,18 +95,25 @@ def chex_close(left, right):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_missing_scores_count_as_the_worst_and_are_counted(tiny, scores):
+def test_members_without_a_score_are_left_out_and_counted(tiny, scores):
     _, params = tiny
     optimizer = optax.sgd(0.5)
     step = make_evolution_step(RECIPE, optimizer, donate=False)
     state = start(params, RECIPE, optimizer)
-    where = jnp.ones(scores.shape, bool).at[1, 2].set(False)
-    worst = scores.at[1, 2].set(jnp.delete(scores[1], 2).min())
-    expected, _ = step(state, batch_of(worst))
-    for broken, kept in ((scores.at[1, 2].set(jnp.nan), None), (scores, where)):
+    where = jnp.ones(scores.shape, bool).at[:, 7].set(False)
+    classes = jr.evolution.leaf_classes(params)
+    fitness = jr.evolution.zscore(scores[:, :6].mean(axis=0))  # of the pairs that were graded
+    grad = jax.jit(lambda *x: jr.evolution.eggroll_grad(x[0], classes, *x[1:], sigma=0.05))
+    grads = grad(params, jax.random.key(3), 0, fitness)
+    expected = jax.tree.map(lambda w, g: w - 0.5 * g, params, grads)
+    for broken, kept in ((scores.at[:, 7].set(jnp.nan), None), (scores, where)):
         found, metrics = step(state, batch_of(broken, kept))
-        assert metrics["missing"] == 1 and np.isfinite(metrics["reward"])
-        assert_same(found.params, expected.params)
+        assert metrics["missing"] == 3 and metrics["left_out"] == 6
+        assert metrics["reward"] == pytest.approx(float(scores[:, :7].mean()))
+        chex_close(found.params, expected)
+    found, metrics = step(state, batch_of(jnp.full(scores.shape, jnp.nan)))
+    assert_same(found.params, params)
+    assert (metrics["missing"], metrics["updates"], metrics["flat"]) == (24, 0, 1)
 
 
 def test_metrics_are_of_the_members_as_their_fitness_is():
@@ -119,11 +126,11 @@ def test_metrics_are_of_the_members_as_their_fitness_is():
     tries = jr.recipes.eggroll(temperature=1.0).replace(tries=2)  # the better of two
     assert of(tries, [[1.0, 0.0, 1.0, 0.0]]) == [0, 0, 0, 1]
     assert of(tries, [[1.0, 0.0, 0.0, 0.0]]) == pytest.approx([0.5**0.5, 1, 0.5, 0])
-    # A missing score is the worst of its prompt; a prompt without any score tells nothing.
+    # A score counts with its partner; a prompt without any tells nothing.
     nan = float("nan")
     assert of(RECIPE, [[-10.0, nan]]) == [0, 0, 0, 1]
-    found = of(RECIPE, [[3.0, 1.0], [nan, nan], [nan, 4.0]])
-    assert found == pytest.approx([0.5**0.5, 0.5, 0.5, 0])
+    found = of(RECIPE, [[3.0, 1.0, nan, 9.0], [nan] * 4, [nan, 4.0, 2.0, 2.0]])
+    assert found == pytest.approx([2**0.5 / 2, 0.5, np.std([3.0, 1.0, 2.0, 2.0]), 0])
 
 
 def test_members_alike_give_a_zero_step_and_it_is_said(tiny):

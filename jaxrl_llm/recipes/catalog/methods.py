@@ -743,7 +743,7 @@ METHODS = (
     Method("es_fitness",
         "Shaped fitness: z-scores, questions, centered ranks, signs of pairs, pass@k",
         "2511.16652", "evolution", ("evolution.best_of", "evolution.centered_ranks",
-        "evolution.fill_missing", "evolution.mean_fitness", "evolution.pair_fitness",
+        "evolution.graded", "evolution.mean_fitness", "evolution.pair_fitness",
         "evolution.pair_sign", "evolution.question_fitness", "evolution.zscore")),
     Method("eggroll_update", "EGGROLL, the update as a gradient for optax", "2511.16652",
         "evolution", ("evolution.eggroll_grad", "evolution.moving"),

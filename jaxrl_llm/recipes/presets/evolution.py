@@ -38,7 +38,8 @@ def eggroll(
       sigma: Large enough that members give different answers, and small enough that few of them are
         broken: 1e-3 to 4e-3 for small language models.
       rank: Rank of the noise.
-      fitness: ``scores [P, G] -> [N]``; by default the z-score of the members' mean scores.
+      fitness: ``(scores [P, G], where=) -> [N]``; by default the z-score of the members' mean
+        scores.
       shared: Whether every member answers every prompt; if not, use a fitness of groups, such as
         ``evolution.zscore``.
       noise_reuse: Number of epochs that share a draw; 1 draws new noise each epoch, 0 never.
