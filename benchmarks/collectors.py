@@ -17,6 +17,7 @@ from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.cli.options import load_target
 from jaxrl_llm.train import CheckpointConfig, EvaluationConfig, TrainConfig, train
+from jaxrl_llm.train.optimizer import policy_optimizer
 
 SIZES = {"prompts": 8, "rollouts": 8, "tokens": 16, "steps": 12, "warmup": 4}
 TINY = {"prompts": 4, "rollouts": 6, "tokens": 4, "steps": 3, "warmup": 1}
@@ -96,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
         prompts_per_step=size["prompts"],
         steps=size["steps"],
         # So slow that some groups agree and some do not, from the first step to the last.
-        optimizer=dataclasses.replace(config.optimizer, learning_rate=1e-7),
+        optimizer=dataclasses.replace(policy_optimizer(config), learning_rate=1e-7),
     )
     presets = PRESETS[:2] if options.tiny else PRESETS
     step = harness.summary([1.0] if options.tiny else quickstart_seconds())

@@ -33,6 +33,7 @@ from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Prompt, PromptSet, split_distinct
 from jaxrl_llm.train import CheckpointConfig, DataConfig, EvaluationConfig, TrainConfig, train
 from jaxrl_llm.train.config import find_prompts
+from jaxrl_llm.train.optimizer import policy_optimizer
 from jaxrl_llm.train.setup import load_experiment
 
 QUESTIONS = ("held out", "others")
@@ -85,7 +86,7 @@ def adapt(
         recipe=jr.recipes.ttrl_majority().replace(minibatches=1),
         sampling=dataclasses.replace(config.sampling, group_size=options.votes),
         optimizer=dataclasses.replace(
-            config.optimizer, learning_rate=options.learning_rate, decay_steps=None
+            policy_optimizer(config), learning_rate=options.learning_rate, decay_steps=None
         ),
         checkpoint=CheckpointConfig(every=0),
         evaluation=EvaluationConfig(enabled=False),

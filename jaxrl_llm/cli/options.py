@@ -5,6 +5,7 @@ Invalid or contradictory arguments raise UsageError.
 
 import atexit
 import contextlib
+import copy
 import dataclasses
 import errno
 import hashlib
@@ -12,6 +13,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -45,6 +47,7 @@ from jaxrl_llm.train import (
     Checkpoints,
     MeshConfig,
     OccupiedError,
+    OptimizerConfig,
     TrainConfig,
 )
 from jaxrl_llm.train.checkpoint.config_text import config_text, without_precision
@@ -53,6 +56,7 @@ from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.logging.contents import date_of
 from jaxrl_llm.train.logging.results import read_jsonl
+from jaxrl_llm.train.optimizer import policy_optimizer
 from jaxrl_llm.train.setup import with_mesh_sizes
 
 T = TypeVar("T")
@@ -102,23 +106,8 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
     config file may set it either way. A boolean of a command is off by default and has one flag.
     """
     of_config, words = command == "train", list(arguments)
-    if of_config:
-        # The words about the critic go after all others: tyro reads an optional record as a
-        # subcommand, critic:optimizer-config, which a --critic. option implies.
-        subcommands, of_critic, rest = [], [], []
-        each = iter(arguments)
-        for word in each:
-            if word in _CRITIC:
-                subcommands.append(word)
-            elif word.startswith("--critic."):
-                of_critic += [word] if "=" in word else [word, *filter(None, [next(each, None)])]
-            else:
-                rest.append(word)
-        run: Any = getattr(default, "run", default)
-        if of_critic and not subcommands and run is not None and run.critic is None:
-            policy: Any = parse(kind, rest, command=command, default=default)
-            of_critic = _beside(getattr(policy, "run", policy).optimizer, of_critic)
-        words = [*rest, *(subcommands or _CRITIC[:1] * bool(of_critic)), *of_critic]
+    if of_config and default is not None:
+        words, default = _with_optimizers(kind, words, default)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_by_name)
     with registry:
@@ -127,7 +116,7 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
                 kind,
                 args=words,
                 prog=f"jaxrl-llm {command}",
-                config=() if of_config else (tyro.conf.FlagCreatePairsOff,),
+                config=(tyro.conf.AvoidSubcommands if of_config else tyro.conf.FlagCreatePairsOff,),
                 **({} if default is None else {"default": default}),
             )
             checks.check_numbers(command, options)
@@ -136,14 +125,53 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
             raise UsageError(str(error)) from error
 
 
-def _beside(optimizer: Any, of_critic: list[str]) -> list[str]:
-    """The options of a critic, which begins with the policy's optimizer, unless of another kind."""
-    given = {word.partition("=")[0].replace("_", "-") for word in of_critic}
-    words = list(of_critic)
-    for key, value in vars(optimizer).items():
-        option = f"--critic.{key.replace('_', '-')}"
-        words += [] if option in given else [option, str(value)]
-    return of_critic if "--critic.name" in given else words
+def _with_optimizers(kind: type, words: list[str], default: Any) -> tuple[list[str], Any]:
+    """The words, and the defaults of a run in which all optimizers that the words change exist.
+
+    tyro has options of an optional record where its default is a record. The policy's optimizer
+    begins as that of the recipe, and the critic's as the policy's; one of another kind, or one that
+    a word asks for, begins with the defaults of its class.
+    """
+    run = getattr(default, "run", default)
+    asked, left_out = (word in words for word in _CRITIC)
+    words = [word for word in words if word not in _CRITIC]
+    shows = bool({"-h", "--help"} & set(words))
+    found: dict[str, OptimizerConfig | None] = {"critic": None} if left_out else {}
+    if getattr(run, "optimizer", ...) is None and (shows or _changes("optimizer", words)):
+        found["optimizer"] = OptimizerConfig()
+        if not _changes("optimizer.name", words):
+            others = [] if shows else _without(("optimizer", "critic"), words)
+            policy = parse(kind, others, command="train", default=default)
+            found["optimizer"] = policy_optimizer(getattr(policy, "run", policy))
+    if getattr(run, "critic", ...) is None and (asked or _changes("critic", words)):
+        found["critic"] = OptimizerConfig()
+        if not asked and not _changes("critic.name", words):
+            others = _without(("critic",), words)
+            policy = parse(kind, others, command="train", default=default)
+            found["critic"] = policy_optimizer(getattr(policy, "run", policy))
+    if not found:
+        return words, default
+    run = copy.copy(run)
+    for name, value in found.items():
+        # Unchecked: whether it has an effect depends on the recipe, which the words may change.
+        object.__setattr__(run, name, value)
+    return words, dataclasses.replace(default, run=run) if hasattr(default, "run") else run
+
+
+def _changes(option: str, words: Sequence[str]) -> bool:
+    """Whether a word sets an option, or one of its record."""
+    return any(re.match(rf"--{re.escape(option)}(\.|=|$)", word) for word in words)
+
+
+def _without(records: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The words that set no option of some records."""
+    rest, each = [], iter(words)
+    for word in each:
+        if not any(_changes(record, [word]) for record in records):
+            rest.append(word)
+        elif "=" not in word:
+            next(each, None)
+    return rest
 
 
 def _not_on_command_line(words: list[str]) -> Any:

@@ -12,6 +12,7 @@ from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.curation.collectors.protocol import Collector
 from jaxrl_llm.evolution.gradient import SCALES, Scale
 from jaxrl_llm.evolution.leaves import LeafClass
+from jaxrl_llm.recipes.optimizer import OptimizerConfig
 from jaxrl_llm.recipes.recipe import AlgoState
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
 from jaxrl_llm.recipes.wiring import check_collector
@@ -51,6 +52,8 @@ class EvolutionRecipe:
       tries: Responses of a member to a prompt, which ``outcome`` combines into one score.
       outcome: ``tries [..., S] -> [...]``: ``evolution.best_of`` for pass@k.
       chunk: Number of noise draws in memory during an update; it does not change the result.
+      optimizer: The optimizer of its paper, which a run uses unless its config names one; None
+        for the default of a run.
       collector: Chooses the P prompts of a step; None for each once an epoch. All are requested at
         once, and the rows of a batch hold all members in order.
       paper: Reference.
@@ -93,6 +96,7 @@ class EvolutionRecipe:
     tries: int = 1
     outcome: Callable = evolution.best_of
     chunk: int = 64
+    optimizer: OptimizerConfig | None = None
     collector: Collector | None = None
     paper: str = ""
 
@@ -126,6 +130,7 @@ class EvolutionRecipe:
                 "a member that could not be graded has none."
             )
         check_collector(name, self.collector)
+        checks.check_sections(name, self)
         checks.check_positive(name, sigma=self.sigma, rank=self.rank, tries=self.tries)
         checks.check_positive(name, chunk=self.chunk)
         checks.check_non_negative(name, temperature=self.temperature, baseline=self.baseline)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,7 @@ class Recipe:
         :mod:`jaxrl_llm.regularizers.references`.
       earlier: Policies of earlier iterations, whose weighted log-probabilities are the extra
         ``earlier_logp``; see :func:`jaxrl_llm.regularizers.earlier_policies`. None for none.
-      sampled_by: "policy", or "reference" if a moving reference samples the rollouts.
+      sampled_by: "policy"; "reference", one that moves; or ("policy", "reference"), a half each.
       teacher_mixture: Weight of the teacher in the sampling distribution, in [0, 1): each token is
         drawn from ``(1 - w) policy + w teacher``, and ``behavior_logp`` is of this mixture. The
         teacher is another model.
@@ -163,7 +163,7 @@ class Recipe:
     likelihood: Likelihood | FlowLikelihood | None = None
     reference: Callable | None = None
     earlier: EarlierPolicies | None = None
-    sampled_by: Literal["policy", "reference"] = "policy"
+    sampled_by: str | tuple[str, str] = "policy"
     teacher_mixture: float = 0.0
     sampler_quantization: str | None = None
     turn_updates: TurnUpdates | None = None

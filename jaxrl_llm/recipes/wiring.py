@@ -811,12 +811,12 @@ def _check_models(recipe) -> None:
         raise ValueError(
             f"{name}: earlier has policies that nothing uses: no function reads earlier_logp."
         )
-    checks.check_option(name, "sampled_by", recipe.sampled_by, ("policy", "reference"))
-    if recipe.sampled_by == "reference" and recipe.reference is None:
-        raise ValueError(
-            f"{name}: sampled_by='reference' needs a reference that moves; set "
-            "Recipe(reference=...)."
-        )
+    halves, moves = ("policy", "reference"), recipe.reference is not None
+    checks.check_option(name, "sampled_by", recipe.sampled_by, (*halves, halves))
+    needs = {"reference": "moves", halves: "is frozen and whose ref_logp a function reads"}
+    fits = moves if recipe.sampled_by == "reference" else recipe.uses_reference and not moves
+    if not fits and (kind := needs.get(recipe.sampled_by)):
+        raise ValueError(f"{name}: sampled_by={recipe.sampled_by!r} needs a reference that {kind}.")
     modes = (None, "int8", "fp8")
     checks.check_option(name, "sampler_quantization", recipe.sampler_quantization, modes)
     checks.check_share(name, one=False, teacher_mixture=recipe.teacher_mixture)

@@ -27,6 +27,7 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.config import find_prompts
+from jaxrl_llm.train.optimizer import policy_optimizer
 from jaxrl_llm.train.run_models import load_reference
 from jaxrl_llm.train.setup import load_experiment
 
@@ -201,10 +202,12 @@ def assert_loop_runs_whole(
     segments = getattr(made.collector, "segments", None) if not made.forward_only else None
     if segments is not None and steps % segments == 0:
         steps += 1  # after whole responses, a collector of parts has none to go on with
+    if default and getattr(made, "optimizer", None) is not None:
+        config = dataclasses.replace(config, optimizer=None)  # the method has its own
     optimizer = config.optimizer
     if made.computed_from("optimizer"):
         # At the usual learning rate of a tiny run, bounds on the effect of a step mask all tokens.
-        optimizer = dataclasses.replace(optimizer, learning_rate=1e-5)
+        optimizer = dataclasses.replace(policy_optimizer(config), learning_rate=1e-5)
     if made.learns_from_model and config.teacher is None:
         config = dataclasses.replace(config, recipe=recipe, teacher=_teacher)
     with tempfile.TemporaryDirectory() as folder:

@@ -29,10 +29,11 @@ from jaxrl_llm.rollout.denoising import DenoisingOptions
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.train.batches import PACKING, Passes
+from jaxrl_llm.train.halves import check_halves
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
 from jaxrl_llm.train.model_rewards import judge
-from jaxrl_llm.train.optimizer import OptimizerConfig
+from jaxrl_llm.train.optimizer import OptimizerConfig, policy_optimizer
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher
 
 PromptSource = Callable[[], Any]
@@ -337,7 +338,7 @@ class TrainConfig:
         evolution recipe, `sampling.group_size` members answer each prompt, at the temperature of
         the recipe; `sampling.temperature` is for the evaluation.
       sampling: How rollouts are sampled.
-      optimizer: The optimizer of the policy.
+      optimizer: The optimizer of the policy; None for the recipe's, if it has one, else AdamW.
       critic: The optimizer of the critic or the process reward model, for a recipe that has one;
         None uses that of the policy.
       subagent: The model that answers what the environment asks, for a recipe with a subagent.
@@ -406,7 +407,7 @@ class TrainConfig:
     episodes: EpisodeOptions = field(default_factory=EpisodeOptions)
     recipe: Recipe | EvolutionRecipe | str = "dr_grpo"
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig | None = None
     critic: OptimizerConfig | None = None
     subagent: SubagentConfig = field(default_factory=SubagentConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
@@ -655,6 +656,7 @@ class TrainConfig:
             recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
+        check_halves(self, recipe)
         self._check_rounding(recipe)
         self._check_subagent(recipe)
         if recipe.second_model is None and self.critic is not None:
@@ -869,13 +871,12 @@ class TrainConfig:
     def samples_off_policy(self) -> bool:
         """Whether rollouts are of other weights than those that a step begins with."""
         stale = self.asynchrony.max_staleness > 0
-        return stale or self.rounds_rollouts or self.resolved_recipe.sampled_by == "reference"
+        return stale or self.rounds_rollouts or self.resolved_recipe.sampled_by != "policy"
 
     @property
     def offline(self) -> bool:
         """Whether the data contain the training responses and their rewards."""
-        recipe = self.resolved_recipe
-        return declares(getattr(recipe, "collector", None), "offline")
+        return declares(self.resolved_recipe.collector, "offline")
 
     @property
     def samples_nothing(self) -> bool:
@@ -941,10 +942,9 @@ class TrainConfig:
     @property
     def critic_optimizer(self) -> OptimizerConfig | None:
         """The critic's optimizer, by default the policy's; None for a recipe without a critic."""
-        recipe = self.resolved_recipe
-        if recipe.second_model is None:
+        if self.resolved_recipe.second_model is None:
             return None
-        return self.optimizer if self.critic is None else self.critic
+        return policy_optimizer(self) if self.critic is None else self.critic
 
     @property
     def layout(self) -> str:

@@ -31,8 +31,10 @@ from jaxrl_llm.train.at_k import check_k
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.grading import Grader, OnNonFinite
+from jaxrl_llm.train.halves import Halves, has_halves
 from jaxrl_llm.train.mesh import replicated, sampling_mesh
 from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches
+from jaxrl_llm.train.optimizer import describe_optimizer, policy_optimizer
 from jaxrl_llm.train.run_data import why_no_rewrites, within_limit
 from jaxrl_llm.train.samplers import Samplers, compile_sampler, policy_sampler
 from jaxrl_llm.train.subagent import SubagentParts
@@ -63,6 +65,7 @@ class Experiment:
       references: Stored log-probabilities of the data's responses under a frozen reference, if any.
       teacher: A ``score_batch.Teacher`` on the devices, a teacher on the host, or None.
       subagent: What answers the questions of the environment, or None.
+      reference: Parameters of a frozen reference that samples; None if it does not.
     """
 
     config: TrainConfig
@@ -80,6 +83,7 @@ class Experiment:
     references: ReferenceLogp | None = None
     teacher: Any = None
     subagent: SubagentParts | None = None
+    reference: ArrayTree | None = None
 
     @property
     def rollout_mesh(self) -> jax.sharding.Mesh | None:
@@ -116,7 +120,9 @@ class Experiment:
         )
 
     def behavior_params(self, params: ArrayTree) -> ArrayTree:
-        """Parameters for sampling rollouts: the policy's, plus those of a teacher that samples."""
+        """Parameters for sampling rollouts: the policy's, plus those of another that samples."""
+        if has_halves(self.recipe):
+            return Halves(params, self.behavior(self.on_rollout_mesh(self.reference)))
         if self.recipe.forward_only or not self.recipe.teacher_mixture:
             return params
         return {"first": params, "second": self.on_rollout_mesh(self.teacher.params)}
@@ -439,14 +445,13 @@ class Experiment:
         waits = 0 if critic is None else critic.warmup  # steps before the policy's first
         if waits:
             steps += f", the critic alone in the first {waits}"
-        decay = config.optimizer.decay_steps
-        last = config.steps if decay is None else waits + config.optimizer.warmup_steps + decay
+        optimizer = policy_optimizer(config)
+        decay = optimizer.decay_steps
+        last = config.steps if decay is None else waits + optimizer.warmup_steps + decay
         if last < config.steps and getattr(self.recipe, "turn_updates", None) is None:
             steps += f", at a learning rate of 0 after step {last} of {config.steps}"
-        bound = config.optimizer.max_grad_norm
-        if self.recipe.forward_only and config.optimizer.name == "sgd" and bound is not None:
-            # A population's estimate is mostly noise, and its norm usually far above a bound.
-            steps += f", with the gradient cut to a norm of {bound:g} (optimizer.max_grad_norm)"
+        if text := describe_optimizer(config):
+            steps += f", {text}"
         return (
             f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
             f"{config.prompts_per_step} prompts x {rollouts} a step{steps}; "

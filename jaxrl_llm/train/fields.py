@@ -155,7 +155,7 @@ def check_fields(
     made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())} | {*(_PARTS if environment else ())}
     if declares(recipe.collector, "values_prefixes"):
         made |= {*_PREFIXES}
-    if recipe.collector is not None:
+    if recipe.collector is not None or isinstance(recipe.sampled_by, tuple):
         made.add("steered")
     ungraded = not environment and declares(recipe.collector, "lacks_components")
     if not ungraded:
@@ -268,7 +268,7 @@ def attach_fields(
         "latents": lambda: rollout.latents,
         "written": lambda: np.asarray(batch.mask),
     }
-    if recipe.collector is not None and roles is not None:
+    if roles is not None and (recipe.collector is not None or isinstance(recipe.sampled_by, tuple)):
         known["steered"] = lambda: np.isin(roles, (HINTED, DEMONSTRATION))
     if segments is not None:
         known["prefix_values"] = lambda: segments.values

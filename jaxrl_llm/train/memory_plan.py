@@ -61,7 +61,7 @@ from jaxrl_llm.train.mesh import (
     sampling_shards,
 )
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
-from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.optimizer import describe_optimizer, make_optimizer, policy_optimizer
 from jaxrl_llm.train.run_data import (
     check_data,
     encode_questions,
@@ -201,6 +201,8 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
         f"{parts}; bytes on each device"
     )
     lines = [title, *plan.table()]
+    if text := describe_optimizer(config):
+        lines.append(f"Optimizer: {text}.")
     if plan.unknown:
         names = ", ".join(plan.unknown)
         lines.append(f"Activations are not counted: the model's configuration has no {names}.")
@@ -290,7 +292,8 @@ def suggestions(
         changes.append((text, {"asynchrony": {"sampler_mesh": split}}))
     if isinstance(config.model, str) and config.product_dtype == "float32":
         changes.append(("--dtype bfloat16", {"dtype": "bfloat16"}))
-    if config.optimizer.moment_dtype == "float32":
+    if policy_optimizer(config).moment_dtype == "float32":
+        config = dataclasses.replace(config, optimizer=policy_optimizer(config))
         half = {"optimizer": {"moment_dtype": "bfloat16"}}
         changes.append(("--optimizer.moment-dtype bfloat16", half))
     if causal and (sampling.top_k is None or sampling.top_k > _TOP_K):
@@ -645,7 +648,7 @@ def _state_bytes(run: _Run) -> dict[str, int]:
     recipe, config = run.recipe, run.config
     base = run.params.base if isinstance(run.params, Adapted) else run.params
     optimizer = jax.eval_shape(
-        moving_only(recipe, make_optimizer(config.optimizer)).init, run.trained
+        moving_only(recipe, make_optimizer(policy_optimizer(config))).init, run.trained
     )
     spec = update_spec if not run.recipe.forward_only else param_spec
     sizes = {
@@ -662,7 +665,7 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         sizes["reference"] = run.bytes_of(loaded)
     if run.inputs.subagent is not None:
         own = run.inputs.subagent[1]
-        moments = jax.eval_shape(make_optimizer(config.optimizer).init, own)
+        moments = jax.eval_shape(make_optimizer(policy_optimizer(config)).init, own)
         sizes["subagent"] = run.bytes_of(own) + run.bytes_of(moments, spec=spec)
     if recipe.earlier is not None:
         sizes["earlier policies"] = len(recipe.earlier.weights) * run.bytes_of(run.trained)

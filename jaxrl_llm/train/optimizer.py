@@ -1,72 +1,51 @@
-"""The optimizer of a run, its options, and its step, which skips non-finite updates."""
+"""The optimizer of a run, and its step, which skips non-finite updates."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.recipes.optimizer import OptimizerConfig
 
-_ADAM_ALONE = {"b2": 0.999, "eps": 1e-8}
 
+def policy_optimizer(config: Any) -> OptimizerConfig:
+    """The optimizer of a run's policy: that of its config, else of its recipe, else AdamW.
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW or SGD, with linear warmup and decay and a bound on the gradient norm.
-
-    Attributes:
-      name: "adamw", or "sgd".
-      learning_rate: Step size after the warmup.
-      b1: Decay rate of the mean of gradients; with "sgd" the momentum, 0 for none.
-      b2: Decay rate of the mean of squared gradients.
-      eps: Added to the square root of that mean.
-      weight_decay: Strength of the decay toward zero; it is multiplied by the step size.
-      max_grad_norm: Gradients with a larger norm are scaled down to this norm; None for no bound.
-      warmup_steps: Steps of a run, each of one batch, over which the step size rises from zero; of
-        a recipe that updates turn by turn, each turn counts as a step. A step without an update
-        does not count; of several updates a step, those that are skipped or withheld do not.
-      decay_steps: Steps after warmup over which the step size falls to zero; None for no decay.
-      moment_dtype: Dtype of the mean of gradients: "bfloat16" halves its size and saves a quarter
-        of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 the change
-        in one step is below the precision of bfloat16.
+    A ``TrainConfig`` whose ``optimizer`` is None, the default, leaves the choice to the recipe. Any
+    ``OptimizerConfig`` replaces the recipe's as a whole; to change a field of it, replace that in
+    ``recipe.optimizer``.
     """
+    return config.optimizer or _of_recipe(config) or OptimizerConfig()
 
-    name: str = "adamw"
-    learning_rate: float = 1e-6
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = 1.0
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    moment_dtype: str = "float32"
 
-    def __post_init__(self):
-        name = "optimizer"
-        checks.check_numbers(name, self)
-        checks.check_option(name, "name", self.name, ("adamw", "sgd"))
-        if self.name == "sgd":
-            for option, default in _ADAM_ALONE.items():
-                if getattr(self, option) != default:
-                    raise ValueError(f"optimizer: {option} has no effect with sgd.")
-            if not self.b1 and self.moment_dtype != "float32":
-                raise ValueError("optimizer: moment_dtype has no effect without momentum (b1).")
-        checks.check_option(name, "moment_dtype", self.moment_dtype, ("float32", "bfloat16"))
-        checks.check_positive(name, learning_rate=self.learning_rate, eps=self.eps)
-        checks.check_positive(name, max_grad_norm=self.max_grad_norm)
-        checks.check_non_negative(name, weight_decay=self.weight_decay, b1=self.b1, b2=self.b2)
-        checks.check_non_negative(name, warmup_steps=self.warmup_steps)
-        checks.check_positive(name, decay_steps=self.decay_steps)
-        for option in ("b1", "b2"):
-            if getattr(self, option) >= 1:
-                raise ValueError(
-                    f"optimizer: {option} must be below 1; got {getattr(self, option):g}."
-                )
+def _of_recipe(config: Any) -> OptimizerConfig | None:
+    return getattr(config.resolved_recipe, "optimizer", None)
+
+
+def describe_optimizer(config: Any) -> str:
+    """Which optimizer runs, and whose it is, for a recipe with one; otherwise an empty text.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.train.optimizer import describe_optimizer
+      >>> describe_optimizer(SimpleNamespace(optimizer=None, resolved_recipe=jr.recipes.es_qiu()))
+      'sgd of es_qiu, learning rate 0.0005, no bound of the gradient'
+    """
+    own, name = _of_recipe(config), config.resolved_recipe.name
+    if own is None:
+        return ""
+    run = policy_optimizer(config)
+    whose = f"of {name}" if config.optimizer is None else f"of the config, not that of {name}"
+    text = f"{run.name} {whose}, learning rate {run.learning_rate:g}"
+    if run.max_grad_norm is None:
+        return f"{text}, no bound of the gradient"
+    # A population's estimate is mostly noise, and its norm usually far above a bound.
+    return f"{text}, the gradient cut to a norm of {run.max_grad_norm:g} (optimizer.max_grad_norm)"
 
 
 def make_schedule(config: OptimizerConfig, *, updates: int = 1) -> float | optax.Schedule:

@@ -56,6 +56,7 @@ from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.fields import Texts, attach_fields
 from jaxrl_llm.train.flows import draw_noise
 from jaxrl_llm.train.grading import check_finite, sample_rows, spread_rows
+from jaxrl_llm.train.halves import Halves, sample_halves, with_roles
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics, task_metrics
@@ -552,6 +553,8 @@ def _play_collector(
     )
     if recipe.forward_only:
         _check_members(experiment, collected, group_size)
+    if isinstance(params, Halves):
+        collected = with_roles(collected, recipe.sampled_by, group_size)
     return collected
 
 
@@ -597,6 +600,10 @@ def _batch_sampler(
             more = ((0, 0), (0, 0), (0, length - fixed.shape[-1]))
             fixed = np.pad(fixed, more, constant_values=-1)
             rollout = sampler(params, key, prompts, request_ids=ids, version=version, fixed=fixed)
+        elif isinstance(params, Halves):
+            rollout = sample_halves(
+                sampler, params, recipe.sampled_by, key, prompts, request_ids=ids, version=version
+            )
         elif not recipe.forward_only:
             rollout = sampler(params, key, prompts, request_ids=ids, version=version)
         elif np.array_equal(ids.reshape(-1), np.arange(ids.size)):
@@ -666,8 +673,8 @@ def may_start(number: int, version: int, *, max_staleness: int) -> bool:
 
 def sampling_params(experiment: Experiment, state: TrainState) -> ArrayTree:
     """The parameters that sample, of the kind of ``state.params``."""
-    by_policy = experiment.recipe.sampled_by == "policy"
-    return state.params if by_policy else state.reference_params
+    by_reference = experiment.recipe.sampled_by == "reference"  # one that moves
+    return state.reference_params if by_reference else state.params
 
 
 class SyncRollouts:

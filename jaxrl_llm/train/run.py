@@ -29,7 +29,7 @@ from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.logging.settings import settings, surroundings
 from jaxrl_llm.train.memory_plan import check_memory
 from jaxrl_llm.train.metrics import ScoredItems, host_metrics, scored_items
-from jaxrl_llm.train.optimizer import learning_rate
+from jaxrl_llm.train.optimizer import learning_rate, policy_optimizer
 from jaxrl_llm.train.pairs import evaluate_pairs, make_logp
 from jaxrl_llm.train.profile import Clock, Meter
 from jaxrl_llm.train.rollouts import (
@@ -167,7 +167,7 @@ class Run:
         seconds = rollouts.seconds | self.clock.read()
         host = rollouts.metrics | dict(packing) | self._meter(rollouts.batch, seconds)
         host["learning_rate"] = learning_rate(
-            self.config.optimizer, state.opt_state, updates=self.config.passes.updates
+            policy_optimizer(self.config), state.opt_state, updates=self.config.passes.updates
         )
         values = host_metrics(metrics, host, seconds=seconds)
         if not has_nonfinite_update(values):

@@ -25,13 +25,15 @@ from jaxrl_llm.rollout import (
 from jaxrl_llm.train.config import SamplingConfig, TrainConfig
 from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.evolution import make_population
+from jaxrl_llm.train.halves import has_halves
 from jaxrl_llm.train.score_batch import Teacher
 
 
 class Samplers(NamedTuple):
     """The samplers of a run; equal samplers are shared, so each is compiled once."""
 
-    rollouts: Callable  # on the sampler mesh if there is one; for an evolution, its population
+    # On the sampler mesh if there is one; of half a group if two sample; or a population.
+    rollouts: Callable
     baseline: Callable  # one greedy response per question, on the same mesh
     greedy: Callable  # the same for the evaluation, on the training mesh
     sampled: Callable  # responses of the sampled evaluation
@@ -139,6 +141,7 @@ def make_samplers(
 ) -> Samplers:
     """The samplers of a run; ``longest`` is the maximum number of tokens of a training prompt."""
     sampling, group_size = config.sampling, config.sampling.group_size
+    width = group_size // 2 if has_halves(recipe) else group_size  # of a call of its sampler
     check_denoising(config, recipe, model)
     # The model that samples rollouts; evaluations and baselines use the policy alone.
     behavior = model
@@ -177,12 +180,12 @@ def make_samplers(
         )
     else:
         rollouts = sampler(
-            behavior, mesh=place, group_size=group_size, record_experts=config.router_replay
+            behavior, mesh=place, group_size=width, record_experts=config.router_replay
         )
     # Rollouts of a flow have noise in their steps, evaluations do not.
     is_flow = model.velocity is not None
     samples = config.evaluation.samples or group_size
-    same = behavior is model and sampler_mesh is None and samples == group_size
+    same = behavior is model and sampler_mesh is None and samples == width
     # A program that takes rounded weights does not take those of an evaluation.
     if same and not (recipe.forward_only or is_flow or config.rounds_rollouts):
         sampled = rollouts

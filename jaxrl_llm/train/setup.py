@@ -32,9 +32,10 @@ from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import make_evolution, moving_only
 from jaxrl_llm.train.experiment import Experiment
+from jaxrl_llm.train.halves import has_halves
 from jaxrl_llm.train.mesh import MeshConfig, load_meshes, replicated, sampling_mesh
 from jaxrl_llm.train.offline import ReferenceLogp, reference_logp
-from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule
+from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule, policy_optimizer
 from jaxrl_llm.train.pairs import make_logp, place_rows
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 from jaxrl_llm.train.run_data import (
@@ -226,7 +227,7 @@ def make_algorithm(
         packing=config.packing,
         stale=config.samples_off_policy,
         mesh=experiment.mesh,
-        learning_rate=make_schedule(config.optimizer, updates=config.passes.updates),
+        learning_rate=make_schedule(policy_optimizer(config), updates=config.passes.updates),
         tokens_per_microbatch=config.tokens_per_microbatch,
         steps=config.steps,
     )
@@ -244,7 +245,7 @@ def make_algorithm(
         return main
     passes = Passes(microbatches=config.microbatches)
     options = options._replace(passes=passes, shared_prefix_len=0)
-    method, of_subagent = recipe.subagent.recipe, make_optimizer(config.optimizer)
+    method, of_subagent = recipe.subagent.recipe, make_optimizer(policy_optimizer(config))
     return with_subagent(
         main,
         make_policy_gradient(parts.model, method, of_subagent, parts.sampler, options=options),
@@ -276,7 +277,9 @@ def init_experiment(
         experiment = dataclasses.replace(experiment, references=score_data(experiment, reference))
     if not holds_reference(config, recipe):
         reference = start = None
-    optimizer = moving_only(recipe, make_optimizer(config.optimizer, updates=updates))
+    if has_halves(recipe):
+        experiment = dataclasses.replace(experiment, reference=reference)
+    optimizer = moving_only(recipe, make_optimizer(policy_optimizer(config), updates=updates))
     critic = critic_optimizer = None
     if config.critic_optimizer is not None:
         count = 1 if recipe.prm is not None else updates  # it makes one a batch

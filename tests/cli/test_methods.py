@@ -179,6 +179,23 @@ def test_a_preset_of_evolution_by_name_trains(capsys, tmp_path):
     assert code == 2 and "no preset 'egroll'. Did you mean 'eggroll'" in " ".join(err.split())
 
 
+def test_options_of_the_command_change_the_optimizer_of_the_recipe():
+    config = options.load_config(ROOT / "configs" / "tiny.py")
+    config = dataclasses.replace(config, recipe="dr_grpo", optimizer=None)
+    words = ["--recipe", "es_qiu", "--remat", "full"]
+    assert options.parse_config(config, words).optimizer is None
+    own = jr.recipes.es_qiu().optimizer
+    found = options.parse_config(config, [*words, "--optimizer.learning-rate", "1e-3"])
+    assert found.optimizer == dataclasses.replace(own, learning_rate=1e-3)
+    found = options.parse_config(config, ["--optimizer.name=adamw", *words])
+    assert found.optimizer == OptimizerConfig() != own
+    found = options.parse_config(config, ["--optimizer.weight-decay=0.1"])
+    assert found.optimizer == OptimizerConfig(weight_decay=0.1)
+    words = ["--recipe", "ppo_max", "--optimizer.eps", "1e-6", "--critic.b1", "0.8"]
+    found = options.parse_config(config, words)
+    assert found.critic == dataclasses.replace(found.optimizer, b1=0.8) != found.optimizer
+
+
 def has_second_model(name):
     return catalog.preset(name, length=8, num_prompts=4).second_model is not None
 

@@ -9,6 +9,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, EvolutionRecipe
+from jaxrl_llm.train import OptimizerConfig
 
 KEY = jax.random.key(2)
 S = jnp.array([[1.0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]])
@@ -34,8 +35,9 @@ def test_eggroll_hands_on_its_options():
     given |= {"noise_reuse": 2, "sign": True, "temperature": 0.7}
     recipe = jr.recipes.eggroll(**given)
     assert {name: getattr(recipe, name) for name in given} == given
+    plain_steps = OptimizerConfig(name="sgd", learning_rate=0.125, b1=0.0, max_grad_norm=None)
     assert jr.recipes.eggroll() == EvolutionRecipe(
-        name="eggroll", sigma=1e-3, paper="arXiv:2511.16652"
+        name="eggroll", sigma=1e-3, optimizer=plain_steps, paper="arXiv:2511.16652"
     )
 
 
@@ -44,11 +46,8 @@ def test_full_rank_presets():
     # Of equal means the two sides of a pair have the same rank.
     close(ranks.shape(S)[0], [1 / 2, -1 / 6, -1 / 6, -1 / 6])
     close(plainly.shape(jnp.array([[0.2, 0.4, 0.9]]))[0], [-1.019049, -0.339683, 1.358732])
-    assert jax.tree.leaves(plainly.classes(PARAMS)) == ["full"] * 3
-    assert ranks.classes(PARAMS) == {
-        "embed": {"embedding": "frozen"},
-        "up": {"kernel": "full", "bias": "frozen"},
-    }
+    for recipe in (ranks, plainly):
+        assert jax.tree.leaves(recipe.classes(PARAMS)) == ["full"] * 3
     assert (ranks.scale, ranks.pairs) == ("gradient", True)
     assert (plainly.scale, plainly.pairs) == ("mean", False)
 
@@ -66,7 +65,8 @@ def test_a_preset_is_a_value(name):
 
 def test_repr_shows_what_is_not_the_default():
     assert repr(jr.recipes.eggroll(sigma=2e-3, rank=4)) == (
-        "EvolutionRecipe(name='eggroll', sigma=0.002, rank=4, paper='arXiv:2511.16652')"
+        "EvolutionRecipe(name='eggroll', sigma=0.002, rank=4, optimizer=OptimizerConfig("
+        "name='sgd', learning_rate=0.125, b1=0.0, max_grad_norm=None), paper='arXiv:2511.16652')"
     )
     assert repr(plain(fitness=jr.evolution.zscore, shared=False)) == (
         "EvolutionRecipe(name='plain', sigma=0.1, fitness=zscore, shared=False)"
@@ -109,6 +109,7 @@ def test_replace_checks_anew_and_suggests_the_field():
             "tries has no effect at temperature 0, where all tries are",
         ),
         ({"outcome": jnp.mean}, ValueError, "outcome has no effect with one try"),
+        ({"optimizer": "sgd"}, TypeError, "optimizer must be of type OptimizerConfig"),
         ({"fitness": None}, TypeError, "fitness must be a function"),
         ({"fitness": lambda s: s}, TypeError, "must take where, the scores that count"),
         ({"outcome": 3}, TypeError, "outcome must be a function"),
@@ -297,7 +298,7 @@ def test_the_gradient_is_that_of_the_functions():
     every = evolution.leaf_classes(PARAMS, rules=[("*", "full")])
     expected = evolution.eggroll_grad(PARAMS, kernels, *given, sigma=0.2)
     assert equal(of_recipe(jr.recipes.eggroll(sigma=0.2)), expected)
-    expected = evolution.open_es_grad(PARAMS, kernels, *given, sigma=0.2)
+    expected = evolution.open_es_grad(PARAMS, every, *given, sigma=0.2)
     assert equal(of_recipe(jr.recipes.open_es(sigma=0.2)), expected)
     expected = evolution.es_qiu_grad(PARAMS, every, *given)
     found = of_recipe(jr.recipes.es_qiu(sigma=0.2))

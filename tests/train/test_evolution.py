@@ -14,6 +14,7 @@ from test_checkpoint import assert_same
 from tiny_run import CONFIG, tiny_run
 
 import jaxrl_llm as jr
+import jaxrl_llm.train.evolution
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.train import (
     CheckpointConfig,
@@ -29,6 +30,7 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.evolution import population_metrics
+from jaxrl_llm.train.optimizer import describe_optimizer
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
@@ -200,15 +202,84 @@ def test_resume_is_exact(resumed):
     assert {"member_std", "missing", "flat", "update_norm"} <= whole.history[0].keys()
 
 
-@pytest.mark.slow
-def test_the_first_line_says_that_gradients_of_sgd_are_cut(tmp_path):
+def test_a_run_says_which_optimizer_it_has_and_whose():
     bounded = dataclasses.replace(SGD, max_grad_norm=1.0)
-    lines = []
-    for i, optimizer in enumerate((bounded, OptimizerConfig())):
-        train(evolving(tmp_path / str(i), optimizer=optimizer, steps=1), log=lines.append)
-    lines = [line for line in lines if "a step" in line]
-    said = ["the gradient cut to a norm of 1 (optimizer.max_grad_norm)" in x for x in lines]
-    assert said == [True, False], lines
+    lines = [
+        describe_optimizer(evolving("unused", recipe=name, optimizer=optimizer))
+        for name, optimizer in (("es_qiu", None), ("open_es", None), ("eggroll", bounded))
+    ]
+    assert lines == [
+        "sgd of es_qiu, learning rate 0.0005, no bound of the gradient",
+        "adamw of open_es, learning rate 0.01, no bound of the gradient",
+        "sgd of the config, not that of eggroll, learning rate 0.5, "
+        "the gradient cut to a norm of 1 (optimizer.max_grad_norm)",
+    ]
+    assert describe_optimizer(evolving("unused", recipe=RECIPE.replace(optimizer=None))) == ""
+
+
+def in_paper(name, rewards, noise, sigma):
+    """The change of the weights by a step of the paper, in float64; ``noise`` is ``[N, ...]``."""
+    scores, members = rewards.mean(axis=0), rewards.shape[1]
+    if name == "es_qiu":  # theta += alpha / N sum_n Z_n eps_n
+        weights = (scores - scores.mean()) / scores.std()
+        return 5e-4 / members * np.tensordot(weights, noise, 1)
+    if name == "eggroll":  # plain steps at the rate 0.125 of the authors' code
+        weights = (scores - scores.mean()) / np.sqrt(scores.var() + 1e-5)
+        return 0.125 * sigma / np.sqrt(members) * np.tensordot(weights, noise, 1)
+    below, upto = (
+        np.array([np.sum(op(scores, x)) for x in scores]) for op in (np.less, np.less_equal)
+    )
+    ranks = (below + upto - 1) / 2 / (members - 1) - 0.5
+    grad = -np.tensordot(ranks, noise, 1) / (members * sigma)
+    return -0.01 * grad / (np.abs(grad) + 1e-8)  # the first step of Adam
+
+
+@pytest.mark.parametrize("name", ["eggroll", "open_es", "es_qiu"])
+def test_a_step_of_a_preset_by_its_name_is_that_of_its_paper(name, tmp_path, monkeypatch):
+    """A whole run of one step that names only the method: no optimizer, no bound."""
+    steps = []
+
+    def recorded(*args, **options):
+        step = make_evolution_step(*args, **options)
+
+        def one(state, batch):
+            steps.append(jax.device_get((state.params, batch.rewards)) + (state.key,))
+            return step(state, batch)
+
+        return one
+
+    monkeypatch.setattr(jaxrl_llm.train.evolution, "make_evolution_step", recorded)
+
+    def reward(prompt, completion, metadata):
+        return sum(completion.encode()) % 97 / 97
+
+    off = {"evaluation": EvaluationConfig(enabled=False), "reward": reward}
+    result = train(evolving(tmp_path, recipe=name, optimizer=None, steps=1, **off))
+    (before, rewards, key), recipe = steps[0], getattr(jr.recipes, name)()
+    assert len(np.unique(rewards.mean(axis=0))) > 1
+    # Noise of scale 1 around 0, from the keys of the members alone.
+    zeros, classes = jax.tree.map(jnp.zeros_like, before), recipe.classes(before)
+    member = jax.jit(lambda n: recipe.replace(sigma=1.0).member(zeros, classes, key, 0, n))
+    noise = [jax.device_get(member(n)) for n in range(rewards.shape[1])]
+    found, expected = [], []
+    for path, *leaves in zip(
+        jax.tree_util.tree_leaves_with_path(before),
+        jax.tree.leaves(result.state.params),
+        *map(jax.tree.leaves, noise),
+        strict=True,
+    ):
+        drawn = np.stack(leaves[1:]).astype(np.float64)
+        # EGGROLL leaves embeddings, norms and biases; the others have noise everywhere.
+        assert drawn.any() or name == "eggroll", path[0]
+        if not drawn.any():
+            assert np.array_equal(leaves[0], path[1])
+            continue
+        found.append(np.ravel(np.asarray(leaves[0], np.float64) - path[1]))
+        expected.append(np.ravel(in_paper(name, np.float64(rewards), drawn, recipe.sigma)))
+    found, expected = np.concatenate(found), np.concatenate(expected)
+    cosine = found @ expected / np.linalg.norm(found) / np.linalg.norm(expected)
+    assert cosine == pytest.approx(1.0, abs=1e-4)
+    assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
 
 
 @pytest.mark.slow

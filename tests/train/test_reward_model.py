@@ -522,14 +522,13 @@ def test_a_judge_that_compares_is_refused_one_response_to_a_prompt(tmp_path, cap
     for recipe in (
         "icpo",
         "luffy_shaping",
-        "xpo",
         "dars",
         jr.recipes.grpo().replace(collector=jr.curation.partial_rollouts()),
         jr.recipes.grpo().replace(collector=jr.curation.hinted(nurl)),
     ):
         with pytest.raises(ValueError, match=told):
             train(tiny_run(tmp_path / "run", recipe=recipe, **options))
-    for recipe in ("grpo", "dapo"):  # other groups, each graded as a whole
+    for recipe in ("grpo", "dapo", "xpo"):  # other groups, each graded as a whole
         tiny_run(tmp_path / "run", recipe=recipe, **options)
     whole = jr.curation.hinted(jr.curation.ladder(jr.curation.tier_messages))
     tiny_run(tmp_path / "run", recipe=jr.recipes.grpo().replace(collector=whole), **options)

@@ -648,7 +648,7 @@ METHODS = (
         ("preferences.mixture_win_rates", "preferences.nash_md", "preferences.played"),
         preset="nash_md"),
     Method("xpo", "Exploratory preference optimization", "2405.21046", "preference",
-        ("curation.demonstrations", "preferences.xpo"), preset="xpo"),
+        ("preferences.xpo",), preset="xpo"),
     Method("seppo", "SePPO, learning for or against samples of an earlier policy", "2410.05255",
         "preference", ("diffusion.diffusion_mse", "preferences.sample_reference",
         "preferences.seppo", "preferences.seppo_sign", "regularizers.random_reference"),

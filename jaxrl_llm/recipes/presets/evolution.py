@@ -1,6 +1,7 @@
 """Presets of evolution strategies, each named by the method's short key.
 
-Each returns an :class:`EvolutionRecipe` and raises ValueError if an option is out of its range.
+Each returns an :class:`EvolutionRecipe` and raises ValueError if an option is out of its range. A
+run without an optimizer in its config has that of the paper, as the docstring says.
 Shared options:
 
     sigma: Scale of the noise.
@@ -12,6 +13,12 @@ from collections.abc import Callable
 from jaxrl_llm import evolution
 from jaxrl_llm.core import bind
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
+from jaxrl_llm.recipes.optimizer import OptimizerConfig
+
+
+def _sgd(learning_rate: float) -> OptimizerConfig:
+    """Plain steps along the estimate, whose norm is mostly that of its noise."""
+    return OptimizerConfig(name="sgd", learning_rate=learning_rate, b1=0.0, max_grad_norm=None)
 
 
 def eggroll(
@@ -29,10 +36,9 @@ def eggroll(
         W_n = W + s_n sigma / sqrt(r) A_n B_n^T,     s_n = +-1
         grad = -sigma / sqrt(N) sum_n F_n E_n
 
-    One step of SGD with rate lr moves each weight by ``lr sigma`` (RMS), whatever N and r. Do not
-    clip the norm of the gradient in the optimizer, or use a bound far above ``sigma`` times the
-    square root of the number of weights: ``OptimizerConfig(name="sgd", learning_rate=..., b1=0.0,
-    max_grad_norm=None)``.
+    Its optimizer is SGD with a rate of 0.125, without momentum and without a bound of the
+    gradient's norm. One step with rate lr moves each weight by ``lr sigma`` (RMS), whatever N and
+    r.
 
     Args:
       sigma: Large enough that members give different answers, and small enough that few of them are
@@ -62,6 +68,7 @@ def eggroll(
         shared=shared,
         noise_reuse=noise_reuse,
         sign=sign,
+        optimizer=_sgd(0.125),
         temperature=temperature,
         paper="arXiv:2511.16652",
     )
@@ -73,17 +80,16 @@ def open_es(*, sigma: float = 0.02, temperature: float = 0.0) -> EvolutionRecipe
         theta_n = theta + s_n sigma eps_n
         grad = -1 / (N sigma) sum_n F_n s_n eps_n,     F in [-1/2, 1/2]
 
-    Members are evaluated one after another, each with a copy of the weights. The noise is on the
-    matrices of the layers; ``replace(rules=(("*", "full"),))`` also moves embeddings and norms, as
-    the paper moves every weight.
-
-    The norm of the estimate is far above the optimizer's default bound of 1. That does not matter
-    to AdamW, but steps of SGD become far too small: ``OptimizerConfig(name="sgd",
-    learning_rate=..., b1=0.0, max_grad_norm=None)``.
+    Members are evaluated one after another, each with a copy of the weights. Every weight has
+    noise, of embeddings and norms too; ``replace(rules=())`` leaves only the matrices of layers.
+    Its optimizer is Adam with a rate of 0.01, without a bound of the gradient's norm. The rate is
+    for small networks that are trained from the start; fine-tuning needs a much smaller one, such
+    as ``optimizer=dataclasses.replace(recipe.optimizer, learning_rate=1e-5)`` in the config.
 
     References:
-      OpenAI-ES (arXiv:1703.03864), which uses Adam and weight decay. Here equal scores share the
-      mean of their ranks, since language models often have equal scores.
+      OpenAI-ES (arXiv:1703.03864). Its released code adds 0.005 times the weights to the gradient,
+      which would draw a pretrained model to 0, so it is left out. Here equal scores share the mean
+      of their ranks, since language models often have equal scores.
     """
     ranks = bind(evolution.centered_ranks, ties="mean")
     return EvolutionRecipe(
@@ -91,7 +97,9 @@ def open_es(*, sigma: float = 0.02, temperature: float = 0.0) -> EvolutionRecipe
         sigma=sigma,
         fitness=bind(evolution.mean_fitness, shape=ranks),
         noise="full",
+        rules=(("*", "full"),),
         scale="gradient",
+        optimizer=OptimizerConfig(learning_rate=0.01, max_grad_norm=None),
         temperature=temperature,
         chunk=1,
         paper="arXiv:1703.03864",
@@ -104,9 +112,8 @@ def es_qiu(*, sigma: float = 1e-3) -> EvolutionRecipe:
         theta <- theta + alpha / N sum_n Z_n eps_n,     Z = (R - mean(R)) / std(R)
 
     It has no pairs, no ranks and greedy answers, and updates every parameter, including the
-    embedding. It is SGD with rate alpha, without momentum and without a bound of the gradient's
-    norm, which is about sqrt(number of weights / N). The paper has N = 30 and alpha = 5e-4:
-    ``OptimizerConfig(name="sgd", learning_rate=5e-4, b1=0.0, max_grad_norm=None)``.
+    embedding. The paper has N = 30 and alpha = 5e-4: its optimizer is SGD with this rate, without
+    momentum and without a bound of the gradient's norm, which is about sqrt(number of weights / N).
 
     References:
       Qiu et al., Evolution Strategies at Scale (arXiv:2509.24372).
@@ -119,6 +126,7 @@ def es_qiu(*, sigma: float = 1e-3) -> EvolutionRecipe:
         pairs=False,
         rules=(("*", "full"),),
         scale="mean",
+        optimizer=_sgd(5e-4),
         chunk=1,
         paper="arXiv:2509.24372",
     )

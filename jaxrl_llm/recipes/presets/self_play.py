@@ -142,33 +142,34 @@ def against_mixture(
     return preferences.mixture_win_rates(wins, logp, ref, mixture=mixture, where=where)
 
 
-def xpo(*, beta: float = 0.1, alpha: float = 1e-5, column: str = "reference_response") -> Recipe:
+def xpo(*, beta: float = 0.1, alpha: float = 1e-5, column: str | None = None) -> Recipe:
     """Exploratory preference optimization: DPO plus a bonus for leaving the reference.
 
         loss = -log sigmoid(x_w - x_l) + alpha (sum of logp of the response of the reference)
 
-    A pair is a rollout of the policy and a response of the reference, both graded. Since the
-    reference is frozen, its responses are sampled once, before the run: a column of the data has
-    one or several, and the first joins each group. A group whose rewards are all equal has neither
-    a pair nor the bonus; in TRL the policy wins a tie.
+    A pair is a rollout of the policy and a rollout of the frozen reference, both graded. In each
+    step each of them samples half of every group, and all pairs across the halves are compared; the
+    paper's group is of 2. A group whose rewards are all equal has neither a pair nor the bonus; in
+    TRL the policy wins a tie.
 
     Args:
       beta: Scale of the implicit rewards.
       alpha: Weight of the optimism term.
-      column: Column with the responses of the reference.
+      column: Column with responses that the reference sampled before the run, the first of which
+        joins the rollouts of the policy in each group; None samples them in each step.
 
     References:
-      Xie et al. (arXiv:2405.21046), as in TRL, which samples the reference in each step; one
-      response of each makes a group of 2.
+      Xie et al. (arXiv:2405.21046), as in TRL.
     """
     loss = bind(preferences.xpo, alpha=alpha, loss=bind(preferences.dpo, beta=beta))
-    return with_loss(
+    recipe = with_loss(
         "xpo",
         given(bind(preferences.paired, loss=loss), from_reference="steered"),
         reads=("ref_logp",),
         paper="arXiv:2405.21046",
-        collector=curation.demonstrations(column=column),
+        collector=None if column is None else curation.demonstrations(column=column),
     )
+    return recipe.replace(sampled_by=("policy", "reference")) if column is None else recipe
 
 
 def accelerated_po(*, beta: float = 0.1, alpha: float = 0.3, every: int = 100) -> Recipe:

@@ -19,6 +19,7 @@ from jaxrl_llm.core.secrets import MASK, is_secret, mask
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.recipes.records import format_value
+from jaxrl_llm.train.optimizer import policy_optimizer
 
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint")
 
@@ -47,6 +48,8 @@ def settings(config: Any) -> dict[str, Any]:
         # As they are for this recipe, mesh and machine, which a resumed run compares.
         if field.name == "dtype":
             value = getattr(config, "product_dtype", value)
+        if field.name == "optimizer" and hasattr(config, "resolved_recipe"):
+            value = policy_optimizer(config)
         if field.name in _PASSES and hasattr(config, "passes"):
             value = getattr(config.passes, field.name)
         if field.name == "recipe":
