@@ -1,6 +1,6 @@
 """Layer 0: the building blocks of every method; nothing here depends on RL."""
 
-from jaxrl_llm.core import checks, kl, masking, segments, stats, trees
+from jaxrl_llm.core import checks, kl, low_rank, masking, segments, stats, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import (
     Bound,
@@ -32,6 +32,7 @@ __all__ = [
     "functions_of",
     "given",
     "kl",
+    "low_rank",
     "masking",
     "parts_of",
     "pipe",

@@ -2,8 +2,9 @@
 
 ``reference`` and ``params`` are pytrees of parameters with equal structures and leaf shapes;
 otherwise ValueError is raised. A rule works leaf by leaf, computes in float32, and returns a pytree
-in the dtypes of ``reference``. A rule with an argument ``key`` gets a key of the run's seed, the
-same in every step.
+in the dtypes of ``reference``. A product of factors (:class:`jaxrl_llm.core.low_rank.Factors`), as
+a run passes those of an adapter, is one leaf of an average. A rule with an argument ``key`` gets a
+key of the run's seed, the same in every step.
 
 A rule with ``init(params) -> state`` has a state in place of ``reference``: :class:`Anchored`,
 :class:`StoredPolicies`, or :class:`Iterates` for one that also changes the policy and is called as
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, ArrayTree, accepted, checks, trees
+from jaxrl_llm.core import Array, ArrayTree, accepted, checks, low_rank, trees
 
 
 def ema_reference(
@@ -33,7 +34,8 @@ def ema_reference(
         reference = (1 - rate) * reference + rate * params   if step % every == 0 else reference
 
     Store the reference in float32: in bfloat16 a small step is lost to rounding. A leaf that is not
-    floating point is copied from the policy.
+    floating point is copied from the policy. Of ``Factors`` the products are averaged, at the rank
+    of the reference (``core.low_rank.average``).
 
     Args:
       reference, params: See the module.
@@ -60,12 +62,14 @@ def ema_reference(
     trees.check_alike("ema_reference", "reference and params", reference, params)
 
     def mix(old, new):
+        if low_rank.is_factors(old):
+            return low_rank.average(old, new, rate)
         if not trees.is_floating(old):
             return new
         start = jnp.asarray(old, jnp.float32)
         return (start + rate * (jnp.asarray(new, jnp.float32) - start)).astype(jnp.result_type(old))
 
-    mixed = jax.tree.map(mix, reference, params)
+    mixed = jax.tree.map(mix, reference, params, is_leaf=low_rank.is_factors)
     if every == 1:
         return mixed
     if step is None:

@@ -10,6 +10,7 @@ does not have, as many as its mesh sizes specify.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -61,6 +62,7 @@ from jaxrl_llm.train.mesh import (
     sampling_shards,
 )
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
+from jaxrl_llm.train.moving import first_reference
 from jaxrl_llm.train.optimizer import describe_optimizer, make_optimizer, policy_optimizer
 from jaxrl_llm.train.run_data import (
     check_data,
@@ -656,8 +658,9 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         "optimizer": run.bytes_of(optimizer, spec=spec),
     }
     if recipe.reference is not None:
-        init = getattr(recipe.reference, "init", None)
-        sizes["reference"] = run.bytes_of(run.trained if init is None else init(run.trained))
+        adapter = isinstance(run.params, Adapted)
+        start = functools.partial(first_reference, recipe.reference, adapter=adapter)
+        sizes["reference"] = run.bytes_of(jax.eval_shape(start, run.trained))
     # An adapter's reference is its base, unless ``config.reference`` names another model.
     elif holds_reference(config, recipe) and (config.reference is not None or base is run.params):
         # It is loaded in float32, even beside a frozen base in bfloat16.

@@ -41,7 +41,7 @@ import optax
 from jaxrl_llm import diagnostics
 from jaxrl_llm.core import checks, masking, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.compose import bind, call_with
+from jaxrl_llm.core.compose import bind
 from jaxrl_llm.core.flat_packing import LEAST_SAVED, smaller_rows
 from jaxrl_llm.core.packing import FlatPacking
 from jaxrl_llm.models.lora import merge_adapter
@@ -66,6 +66,7 @@ from jaxrl_llm.train.critic import update_critic, update_prm
 from jaxrl_llm.train.denoising import PolicyScorer, draws_of_pass, scorer_of, tell_temperature
 from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.metrics import batch_metrics, no_signal, rejection_metrics
+from jaxrl_llm.train.moving import moved_reference
 from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.score_batch import (
@@ -458,12 +459,8 @@ class _StepParts:
         if recipe.reference is not None:
             # The same key in every step: a rule may draw once for several steps.
             drawn = jax.random.fold_in(key, _REFERENCE) if recipe.reference_draws else None
-            reference = call_with(
-                recipe.reference,
-                state.reference,
-                state.params,
-                step,
-                context={"key": drawn},
+            reference = moved_reference(
+                recipe.reference, state.reference, state.params, step, key=drawn
             )
             if isinstance(state.reference, Iterates):
                 reference, params = reference

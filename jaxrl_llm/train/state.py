@@ -35,6 +35,7 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.regularizers import Anchored, Iterates, StoredPolicies
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.mesh import replicated
+from jaxrl_llm.train.moving import adapter_of, first_reference
 
 
 class SubagentState(NamedTuple):
@@ -94,14 +95,17 @@ class TrainState(NamedTuple):
 
     @property
     def reference_params(self) -> ArrayTree:
-        """Parameters of a moving reference, with the structure of ``params``."""
+        """Parameters of a moving reference, with the structure of ``params``.
+
+        Of an adapter, its factors have several times the rank; see :mod:`jaxrl_llm.train.moving`.
+        """
         state, stateful = self.reference, Iterates | Anchored | StoredPolicies
-        return state.reference if isinstance(state, stateful) else state
+        return adapter_of(state.reference if isinstance(state, stateful) else state)
 
     @property
     def anchor_policy(self) -> ArrayTree:
         """Parameters that an anchored reference began with, in the form that the model takes."""
-        return self.with_base(self.reference.anchor)
+        return self.with_base(adapter_of(self.reference.anchor))
 
     @property
     def reference_policy(self) -> ArrayTree:
@@ -202,8 +206,7 @@ def init_state(
         critic_state = CriticState(copied, critic_opt, target)
     if recipe.reference is not None:
         start = params if reference is None else trainable(reference)
-        init = getattr(recipe.reference, "init", None)
-        anchor = start if init is None else init(start)
+        anchor = first_reference(recipe.reference, start, adapter=base != ())
         if isinstance(anchor, Iterates):  # it moves away from the policy, not from the reference
             anchor = anchor._replace(previous=params)
         anchor = jax.tree.map(jnp.copy, anchor)
