@@ -143,6 +143,7 @@ def _with_optimizers(kind: type, words: list[str], default: Any) -> tuple[list[s
             others = [] if shows else _without(("optimizer", "critic"), words)
             policy = parse(kind, others, command="train", default=default)
             found["optimizer"] = policy_optimizer(getattr(policy, "run", policy))
+    asked |= shows and getattr(run, "critic_optimizer", None) is not None
     if getattr(run, "critic", ...) is None and (asked or _changes("critic", words)):
         found["critic"] = OptimizerConfig()
         if not asked and not _changes("critic.name", words):
