@@ -8,36 +8,35 @@ answer of every row is the position of one of its ``choices``, which are texts, 
 letter of that choice; a warning tells if every answer could be the number that a choice states. A
 prompt may be a list of messages that ends with the user's; then ``chosen``, ``rejected`` and
 ``completion`` may be messages of the assistant, or without a prompt complete conversations.
-Messages of Parquet files and of the hub are without keys whose value is None, since Arrow adds to
-each the keys of all others; :func:`from_file` reads those of JSON lines as written. Every other
+Values of JSON files are as they are written, whatever other rows have. Messages of other files are
+without keys whose value is None, since Arrow adds to each the keys of all others. Every other
 field is metadata; "id" names the prompt, otherwise its source and row do. Empty or malformed data,
 a missing field and an unknown name raise ValueError; a package that is not installed raises
 ImportError.
 """
 
 import difflib
+import functools
 import importlib
 import json
 import math
-import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.core.runtime.files import parse_json, with_home
+from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.data.conversations import is_conversation, plain_row, without_added_keys
+from jaxrl_llm.data.json_rows import JsonError, json_rows, unpacked, with_all_fields
 from jaxrl_llm.data.prompts import Prompt, PromptSet
 from jaxrl_llm.rewards.answers import LETTERS, answer_text
 
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _EMPTY = "{}: {} is empty; it has no prompts."
-_MAX_DEPTH = 63
-_HAS_JSON = re.compile(r"\.(json|jsonl|ndjson)(\.|$)|\.zip$", re.IGNORECASE)
-_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
 def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -> PromptSet:
@@ -143,33 +142,19 @@ def from_file(
     datasets = _optional("datasets", "datasets", "from_file")
 
     def failure(error: Exception) -> str:
-        """A message with the line that cannot be read, or the error itself."""
-        reason, rows = _one_line(error.__cause__ or error), path.suffix.lower() == ".jsonl"
-        for number, line in enumerate(path.read_bytes().split(b"\n") if rows else (), 1):
-            try:
-                if not line.strip() or isinstance(parse_json(line), dict):
-                    continue
-                reason = f"line {number} is not a JSON object"
-            except UnicodeDecodeError as fault:
-                reason = f"line {number} is not UTF-8 ({fault.reason})"
-            except ValueError as fault:
-                reason = f"line {number} is not JSON ({fault})"
-            break
-        return f"{str(path)!r} cannot be read as {reader}: {reason}"
+        return f"{str(path)!r} cannot be read as {reader}: {_one_line(error.__cause__ or error)}"
 
     with (
         tempfile.TemporaryDirectory() as folder,
         _reading(datasets, "from_file", str(path), failure),
     ):
-        if reader == "json" and not _check_json(datasets, [str(path)], "from_file"):
-            raise ValueError(_EMPTY.format("from_file", path))
-        table = datasets.load_dataset(
-            reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
-        )
-        rows = [without_added_keys(row, prompt_field) for row in table]
-        fields = list(table.features or ())
-    if reader == "json":
-        rows = _as_written(path, rows, fields)
+        if reader == "json":
+            rows, fields = json_rows(datasets, [str(path)])
+        else:
+            table = datasets.load_dataset(
+                reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
+            )
+            rows, fields = _rows_of_table(table, prompt_field)
     names = prompt_field, answer_field
     return _from_rows(rows, fields, "from_file", str(path), path.name, *names, needs_answer)
 
@@ -205,16 +190,19 @@ def from_hub(
         return f"the split {split!r} of the dataset {name!r} cannot be loaded: {_one_line(error)}"
 
     with _reading(datasets, "from_hub", source, failure):
-        builder = datasets.load_dataset_builder(name, config, revision=revision)
-        if not Path(builder.cache_dir).is_dir():  # it was not read before
-            splits = (builder.config.data_files or {}).values()
-            paths = [str(path) for files in splits for path in files]
-            if builder.name != "json":  # tables of other kinds may have descriptions in JSON
-                paths = [path for path in paths if _HAS_JSON.search(path)]
-            _check_json(datasets, paths, "from_hub")
-        table = datasets.load_dataset(name, config, split=split, revision=revision)
-        rows = [without_added_keys(row, prompt_field) for row in table]
-        fields = list(table.features or ())
+        builder = _untyped_builder(datasets, name, config, revision)
+        if (read := _reader_of_files(datasets, builder)) is not None:
+            rows, fields = _rows_of_split(datasets, builder.config.data_files, split, read)
+        else:
+            try:
+                table = datasets.load_dataset(name, config, split=split, revision=revision)
+                rows, fields = _rows_of_table(table, prompt_field)
+            except datasets.exceptions.DatasetGenerationError:
+                if builder is None or builder.name != "parquet":
+                    raise
+                # Each file of a split may have types of its own, such as null for an empty column.
+                read = functools.partial(_parquet_rows, datasets, prompt_field)
+                rows, fields = _rows_of_split(datasets, builder.config.data_files, split, read)
     names = prompt_field, answer_field
     return _from_rows(rows, fields, "from_hub", source, f"{name}/{split}", *names, needs_answer)
 
@@ -304,67 +292,81 @@ def _is_position(row: Mapping[str, Any], answer_field: str) -> bool:
     return texts and type(answer) is int and 0 <= answer < min(len(choices), len(LETTERS))
 
 
-def _as_written(path: Path, rows: list[dict], fields: list[str]) -> list[dict]:
-    """The rows with the values of a JSON file, where Arrow has one type for each column.
+def _rows_of_table(table: Any, prompt_field: str) -> tuple[list[dict], list[str]]:
+    """The rows of an Arrow table, and its columns."""
+    return [without_added_keys(row, prompt_field) for row in table], list(table.features or ())
 
-    It makes times of texts that look like dates, and 1.0 of 1 beside 2.5. A file whose objects go
-    on over several lines has the rows as Arrow read them.
-    """
-    text = path.read_text(encoding="utf-8-sig")
+
+def _untyped_builder(
+    datasets: Any, name: str, config: str | None, revision: str | None
+) -> Any | None:
+    """The builder of a data set whose types nobody has stated; None for others."""
     try:
-        if text.lstrip().startswith("["):
-            values = parse_json(text)
-        else:
-            values = [parse_json(line) for line in text.split("\n") if line.strip()]
-    except ValueError:
-        return rows
-    if len(values) != len(rows) or not all(isinstance(x, dict) for x in values):
-        return rows
-    return [{name: value.get(name) for name in fields} for value in values]
+        with tempfile.TemporaryDirectory() as folder:  # where no types of an earlier use are cached
+            builder = datasets.load_dataset_builder(
+                name, config, revision=revision, cache_dir=folder
+            )
+    except Exception:  # load_dataset says why, or has the data of an earlier use
+        return None
+    return builder if builder.info.features is None else None
 
 
-def _check_json(datasets: Any, paths: Sequence[str], function: str) -> bool:
-    """Raises ValueError for nesting that datasets' parser would die of; whether there is any text.
+def _reader_of_files(datasets: Any, builder: Any | None) -> Callable | None:
+    """``paths -> (rows, columns)`` for JSON and CSV without types; None for other data sets.
 
-    Paths are as datasets names them: remote ones are read from its cache, compressed ones and those
-    of archives as it reads them, though named otherwise.
+    datasets would infer the types from the first part of a file, and refuse other values after it.
     """
-    some = False
-    with tempfile.TemporaryDirectory() as folder:
-        config = datasets.DownloadConfig(cache_dir=folder)
-        local = datasets.DownloadManager().download(list(paths))
-        plain = datasets.DownloadManager(download_config=config).extract(local)
-        for path, place in zip(paths, map(Path, plain), strict=True):
-            for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-                if file.is_file():
-                    inner = f"{path}::{file.relative_to(place)}" if place.is_dir() else path
-                    some |= _check_depth(file, inner, function)
-    return some
+    if builder is None:
+        return None
+    config = builder.config
+    if builder.name == "json" and config.field is None and config.encoding == "utf-8":
+        return functools.partial(json_rows, datasets)
+    if builder.name == "csv" and config.engine is None and len(config.sep or "") == 1:
+        return functools.partial(_csv_rows, datasets, config.pd_read_csv_kwargs)
+    return None
 
 
-def _check_depth(path: Path, name: str, function: str) -> bool:
-    """The same of one file.
+def _csv_rows(
+    datasets: Any, options: Mapping[str, Any], paths: Sequence[str]
+) -> tuple[list[dict], list[str]]:
+    """The rows of CSV files, in which a column has the type that all values of a file allow."""
+    import pandas
 
-    A value may go on over lines, so brackets are counted through the file.
-    """
-    some, depth, first = False, 0, 1
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            some = some or bool(text.strip())
-            first = first if depth > 0 else number
-            if not depth and text.count(b"[") + text.count(b"{") <= _MAX_DEPTH:
-                with suppress(ValueError):  # a value that is complete, as most lines are
-                    parse_json(text)
-                    continue
-            for match in _STRING_OR_BRACKET.finditer(text):
-                depth += (match[0][:1] in b"[{") - (depth > 0 and match[0][:1] in b"]}")
-                if depth > _MAX_DEPTH:
-                    since = "" if first == number else f", in brackets open since line {first}"
-                    raise ValueError(
-                        f"{function}: line {number} of {name!r} is nested more than {_MAX_DEPTH} "
-                        f"levels deep{since}."
-                    )
-    return some
+    rows: list[dict] = []
+    options = {**options, "chunksize": None, "low_memory": False}
+    for file, _ in unpacked(datasets, paths):
+        table = pandas.read_csv(file, **options)
+        rows += datasets.Dataset.from_pandas(table, preserve_index=False)
+    return with_all_fields(rows)
+
+
+def _parquet_rows(
+    datasets: Any, prompt_field: str, paths: Sequence[str]
+) -> tuple[list[dict], list[str]]:
+    """The rows of Parquet files, each with its own types."""
+    from pyarrow import parquet
+
+    rows: list[dict] = []
+    for file, _ in unpacked(datasets, paths):
+        table = datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(file)))
+        rows += _rows_of_table(table, prompt_field)[0]
+    return with_all_fields(rows)
+
+
+def _rows_of_split(
+    datasets: Any, files: Mapping[str, Sequence[Any]], split: str, read: Callable
+) -> tuple[list[dict], list[str]]:
+    """The rows of a split such as "test[:100]", and their columns; splits are lists of files."""
+    split = "+".join(map(str, files)) if split == "all" else split
+    parts = datasets.ReadInstruction.from_spec(split)
+    # The names of the splits that it reads are known before their sizes.
+    named = {part.splitname for part in parts.to_absolute(dict.fromkeys(files, sys.maxsize))}
+    tables = {each: read([str(path) for path in files[each]])[0] for each in named}
+    sizes = {each: len(rows) for each, rows in tables.items()}
+    wanted = parts.to_absolute(sizes)
+    return with_all_fields(
+        [row for part in wanted for row in tables[part.splitname][part.from_ : part.to]]
+    )
 
 
 def _one_line(error: BaseException) -> str:
@@ -397,6 +399,8 @@ def _reading(datasets: Any, function: str, source: str, failure: Callable[[Excep
     except Exception as error:
         if str(error).startswith(f"{function}: "):
             raise
+        if isinstance(error, JsonError):
+            raise ValueError(f"{function}: {error}.") from error
         if "corresponds to no data" in str(error):
             raise ValueError(_EMPTY.format(function, source)) from error
         raise ValueError(f"{function}: {failure(error)}.") from error

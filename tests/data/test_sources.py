@@ -169,6 +169,109 @@ def test_what_is_wrong_with_a_file_is_told_in_one_line(tmp_path, name, content, 
     assert "\n" not in str(caught.value)
 
 
+EARLY = {"answer": 1, "note": None}
+LATE = {  # values that differ in type from those of the first 12 MB
+    "text after null": {"note": "a"},
+    "object after null": {"note": {"a": [1, None]}},
+    "text after integers": {"answer": "two"},
+    "fraction after integers": {"answer": 0.5},
+    "list after integers": {"answer": ["1", "2"]},
+    "boolean after integers": {"answer": True},
+    "new column": {"extra": "2024-01-15"},
+    "integer beyond 64 bits": {"answer": 2**70},
+}
+
+
+@pytest.fixture(scope="module")
+def early_rows():
+    text = "x" * 430
+    rows = [{"prompt": f"{i} {text}", **EARLY} for i in range(26_000)]
+    return rows, "\n".join(map(json.dumps, rows))
+
+
+@pytest.mark.parametrize("name", ["f.jsonl", "f.json", "f.jsonl.gz", "repo"])
+def test_late_rows_may_have_values_of_other_types(tmp_path, hub, early_rows, name):
+    early, lines = early_rows
+    late = [{"prompt": kind, **EARLY, **values} for kind, values in LATE.items()]
+    text = lines + "\n" + "\n".join(map(json.dumps, late))
+    path = pathlib.Path(hub, "train.jsonl") if name == "repo" else tmp_path / name.removesuffix(".gz")
+    if name == "f.json":
+        text = f"[{text.replace(chr(10), ',' + chr(10))}]"
+    path.write_bytes(gzip.compress(text.encode(), 1) if name.endswith("gz") else text.encode())
+    assert path.stat().st_size > 12e6 or name.endswith("gz")
+    prompts = from_hub(hub, split="train") if name == "repo" else from_file(path)
+    assert len(prompts) == len(early) + len(late)
+    assert prompts[0].metadata == {**EARLY, "answer": "1", "extra": None, "id": prompts[0].id}
+    for prompt, values in zip(prompts[len(early) :], LATE.values(), strict=True):
+        want = {**EARLY, "extra": None, **values}
+        answer = want.pop("answer")
+        text = "true" if answer is True else str(answer)
+        assert prompt.answer == (tuple(answer) if isinstance(answer, list) else text)
+        assert {key: prompt.metadata[key] for key in want} == want
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_types_of_a_table_on_the_hub_are_those_of_all_its_rows(hub, kind):
+    repo = pathlib.Path(hub)
+    (repo / "train.jsonl").unlink()
+    if kind == "csv":  # of which datasets reads 10,000 rows at a time
+        rows = [f"{i} + 0 =,{i},{i}" for i in range(12_000)]
+        text = "\n".join(["prompt,answer,level", *rows, "a,two,", "b,3,0.5"])
+        (repo / "train.csv").write_text(text)
+    else:  # with types of its own in each file
+        for i, (answer, level) in enumerate([("1", None), ("two", 0.5)]):
+            row = {"prompt": "a", "answer": answer, "level": level}
+            datasets.Dataset.from_list([row]).to_parquet(repo / f"train-{i}.parquet")
+    prompts = from_hub(hub, split="train")
+    assert [x.answer for x in prompts][-2:] == (["two", "3"] if kind == "csv" else ["1", "two"])
+    assert [x.metadata["level"] for x in prompts][-2:] == [None, 0.5]
+    assert prompts[0].answer == ("0" if kind == "csv" else "1")
+
+
+def test_types_that_a_repository_states_hold(hub):
+    """A column of the README is cast to the type that it states."""
+    features = "  - name: prompt\n    dtype: string\n  - name: answer\n    dtype: float64\n"
+    features += "  - name: level\n    struct:\n    - name: terms\n      dtype: string\n"
+    pathlib.Path(hub, "README.md").write_text(f"---\ndataset_info:\n  features:\n{features}---\n")
+    (first, _) = from_hub(hub, split="train")
+    assert first.answer == "2.0" and first.metadata["level"] == {"terms": "2"}
+
+
+@pytest.mark.parametrize(
+    ("split", "texts"),
+    [("all", "abc"), ("test+train[1:]", "cb"), ("train[:50%]", "a"), ("train[-1:]", "b")],
+)
+def test_parts_of_splits_of_a_repository(hub, split, texts):
+    write(pathlib.Path(hub, "train.jsonl"), [{"prompt": "a", "x": 1}, {"prompt": "b"}])
+    write(pathlib.Path(hub, "test.jsonl"), [{"prompt": "c"}])
+    assert "".join(from_hub(hub, split=split, answer_field=None).texts) == texts
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('[\n{"prompt": "a"},\n{"prompt": "b" "c": 1}\n]', "line 3 is not JSON .* column 16"),
+        ('[{"prompt": "a"},\n 3]', "item 2 of its list is not a JSON object"),
+        ('{"prompt": "a"}\n{"prompt": "b", "c":\n' + '{"prompt": "d"}\n' * 2, "line 2 is not JSON"),
+        ('{"prompt": "a"}\n{"prompt": "b"\n' + '{"prompt": "d"}\n' * 2, "line 2 is not JSON"),
+        ('{"prompt": "a",\n"b": 1}\n{"prompt": "c",\n"d": x}', "line 4 is not JSON"),
+        ('{"prompt": "a"} {"prompt": "b"} 3', "line 1 is not a JSON object"),
+        ('{"prompt": "a",\n"b":\n"\xff"}', "line 3 is not UTF-8"),
+    ],
+)
+def test_the_line_of_a_fault_is_that_of_the_file(tmp_path, content, told):
+    (tmp_path / "f.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"f.json' cannot be read as json: {told}"):
+        from_file(tmp_path / "f.json", answer_field=None)
+
+
+def test_objects_may_share_a_line_and_go_on_over_lines(tmp_path):
+    text = '\ufeff{"prompt": "a",\r\n "b": [\n1]}\r\n\n{"prompt": "c"}{"prompt": "d"}'
+    (tmp_path / "f.json").write_text(text)
+    rows = from_file(tmp_path / "f.json", answer_field=None)
+    assert [(row.text, row.metadata["b"]) for row in rows] == [("a", [1]), ("c", None), ("d", None)]
+
+
 def test_columns_of_lists_and_numbers_are_metadata(tmp_path):
     columns = {"hints": ["a", "b"], "paraphrases": ["p", "q"], "difficulty": 0.25, "prior": 1}
     lines = [{"prompt": "x", "answer": "1", **columns}, {"prompt": "y", "answer": "2"}]

@@ -1,0 +1,151 @@
+"""Rows of JSON files with their values as they are written.
+
+``datasets`` gives each column one type, that of the first 10 MB of a file, and refuses a row whose
+value has another one; it also makes times of texts that look like dates. So it downloads and
+unpacks the files here, and Python's parser reads them: JSON lines, objects over several lines, or
+one list.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.core.runtime.files import parse_json
+
+_MAX_DEPTH = 63
+_BOM = b"\xef\xbb\xbf"
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
+
+
+class JsonError(ValueError):
+    """A file has a line that is not JSON, or a value that is not a row."""
+
+
+def json_rows(datasets: Any, paths: Sequence[str]) -> tuple[list[dict], list[str]]:
+    r"""All rows of JSON files, and the names of their columns in the order of first use.
+
+    A row without a column has None there. A row of a list of texts has one column, "text".
+
+    Args:
+      datasets: The package, which reads remote, compressed and archived files.
+      paths: Paths or addresses, as ``datasets`` names them.
+
+    Raises:
+      JsonError: With the line of the first value that is not JSON or not an object, or that is
+        nested more than 63 levels deep.
+
+    Example:
+      >>> import datasets, pathlib, tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder, "rows.jsonl")
+      ...     _ = path.write_text('{"prompt": "a", "level": null}\n{"prompt": "b", "level": "2"}')
+      ...     json_rows(datasets, [str(path)])
+      ([{'prompt': 'a', 'level': None}, {'prompt': 'b', 'level': '2'}], ['prompt', 'level'])
+    """
+    rows: list[dict] = []
+    for file, name in unpacked(datasets, paths):
+        rows += _rows_of_file(file, name)
+    return with_all_fields(rows)
+
+
+def with_all_fields(rows: list[dict]) -> tuple[list[dict], list[str]]:
+    """Rows that have None for each column of the others, and the columns."""
+    fields = list(dict.fromkeys(name for row in rows for name in row))
+    if any(len(row) < len(fields) for row in rows):
+        rows = [{name: row.get(name) for name in fields} for row in rows]
+    return rows, fields
+
+
+def unpacked(datasets: Any, paths: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    """The files of paths that may be remote, compressed or archives, each with its name."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = datasets.DownloadConfig(cache_dir=folder)
+        local = datasets.DownloadManager().download(list(paths))
+        unpacker = datasets.DownloadManager(download_config=config)
+        for path, place in zip(paths, map(Path, unpacker.extract(local)), strict=True):
+            for file in map(Path, unpacker.iter_files([str(place)])):
+                yield file, f"{path}::{file.relative_to(place)}" if place.is_dir() else path
+
+
+def _rows_of_file(path: Path, name: str) -> Iterator[dict]:
+    for place, (line, value) in enumerate(_values(path, name)):
+        what, items = f"line {line}", [value]
+        if isinstance(value, list) and place == 0:
+            what, items = "item {} of its list", value
+        texts = items is value and all(isinstance(item, str) for item in items)
+        for number, item in enumerate(items, 1):
+            if not texts and not isinstance(item, dict):
+                raise JsonError(
+                    f"{name!r} cannot be read as json: {what.format(number)} is not a JSON object"
+                )
+            yield {"text": item} if texts else item
+
+
+def _values(path: Path, name: str) -> Iterator[tuple[int, Any]]:
+    """The values of a file, each with the number of its first line."""
+    depth, first, lines = 0, 1, list[bytes]()  # of a value that goes on over several lines
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            line = line.removeprefix(_BOM) if number == 1 else line
+            if not lines:
+                if not line.strip():
+                    continue
+                first = number
+                if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
+                    try:
+                        yield first, json.loads(line.decode())
+                        continue
+                    except ValueError:
+                        pass  # the value goes on, or the line has several, or it is not JSON
+            lines.append(line)
+            depth = _depth_after(line, depth, f"line {number} of {name!r}", number, first)
+            if depth == 0:
+                yield from ((first, value) for value in _parsed(lines, first, name))
+                lines = []
+        if lines:
+            yield from ((first, value) for value in _parsed(lines, first, name))
+
+
+def _depth_after(line: bytes, depth: int, where: str, number: int, first: int) -> int:
+    """The open brackets after a line; raises JsonError for too many."""
+    for match in _STRING_OR_BRACKET.finditer(line):
+        depth += (match[0][:1] in b"[{") - (depth > 0 and match[0][:1] in b"]}")
+        if depth > _MAX_DEPTH:
+            since = "" if first == number else f", in brackets open since line {first}"
+            raise JsonError(f"{where} is nested more than {_MAX_DEPTH} levels deep{since}")
+    return depth
+
+
+def _parsed(lines: Sequence[bytes], first: int, name: str) -> Iterator[Any]:
+    """The values of lines that belong together."""
+    start = f"{name!r} cannot be read as json: line"
+    try:
+        text = b"".join(lines).decode()
+    except UnicodeDecodeError as fault:
+        line = first + fault.object[: fault.start].count(b"\n")
+        raise JsonError(f"{start} {line} is not UTF-8 ({fault.reason})") from fault
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as fault:
+            line = first + fault.lineno - 1
+            if line > first and _is_object(lines[1]):  # one row a line, and this one is cut off
+                line = first
+            raise JsonError(
+                f"{start} {line} is not JSON ({fault.msg} at column {fault.colno})"
+            ) from fault
+        yield value
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(parse_json(line), dict)
+    except ValueError:
+        return False
