@@ -28,12 +28,15 @@ class TextEncoder:
       room: Maximum tokens of a prompt.
       chat: Whether to apply the chat template to the user's message; else it is plain text.
       system: A system message before it.
+      cuts: Whether a complete response of the data that is too long for a run loses its end,
+        instead of an error.
     """
 
     tokenizer: Any
     room: int
     chat: bool = True
     system: str | None = None
+    cuts: bool = False
 
     def prompt(self, text: str, name: str) -> list[int]:
         """The prompt of a message.

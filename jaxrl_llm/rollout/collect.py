@@ -32,6 +32,8 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.scoring import join_scores
 from jaxrl_llm.rollout._inputs import check_tokens
 from jaxrl_llm.rollout.backends import Asked, Backend, Graded
+from jaxrl_llm.rollout.begun import count_begun
+from jaxrl_llm.rollout.cut import cut_response
 from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED, Rollout
@@ -91,12 +93,12 @@ class Collected(NamedTuple):
       scores: ``[P * G]``.
       state: State of the collector.
       in_order: Number of prompts taken in the order of the data.
-      groups: Number of sampled groups.
-      rollouts: Number of sampled rollouts.
+      groups: Number of groups that began in this batch; one that goes on began earlier.
+      rollouts: Number of rollouts that began in this batch.
       tokens: Number of tokens of all rollouts that finished meanwhile, also of dropped groups and
         of those that were sampled ahead and then not needed.
       continued: Number of tokens of the batch's own rollouts that older weights sampled.
-      reward: Mean reward of all sampled rollouts.
+      reward: Mean reward of all sampled rollouts; NaN if none has one.
       failures: Number of failed calls of the reward.
       seconds: Seconds by "sample" and "reward".
     """
@@ -452,8 +454,11 @@ class _Book:
                     turn_ends = _decoded_ends(encoder, text, tokens, response.turn_ends)
                     response = response._replace(turn_ends=turn_ends)
             check_tokens(start, tokens, self._limits.vocab_size)
+            if len(tokens) > (room := most - request.sampled) and self._limits.encoder.cuts:
+                response = cut_response(response, tokens, room, self._limits.encoder.tokenizer)
+                tokens = response.tokens
             n = len(tokens)
-            if n > most - request.sampled:
+            if n > room:
                 what = "begins with" if request.sampled else "has"
                 raise ValueError(f"{start} {what} {n} tokens; the longest response has {most}.")
             if not n and not request.sampled:
@@ -584,6 +589,7 @@ class _Book:
             if x is not None
         ]
         rollout, known, context, nodes = _join_rollouts(groups, G, pad_id)
+        begun = count_begun(self.asked, self.finished)
         return Collected(
             rollout=rollout,
             where=where & ~scores.failed.reshape(where.shape),
@@ -603,8 +609,8 @@ class _Book:
             scores=scores,
             state=state,
             in_order=self._in_order,
-            groups=sum(x.request.extends is None for x in self.asked if x.request.sampled),
-            rollouts=sum(x.request.rollouts for x in self.asked if x.request.sampled),
+            groups=begun[0],
+            rollouts=begun[1],
             tokens=sum(
                 _num_sampled(x.responses, done.rollout)
                 for x, done in self.finished.items()

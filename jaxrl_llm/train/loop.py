@@ -151,7 +151,7 @@ def _train(run: Run) -> None:
                     data_cursor=rollouts.cursor, collector_state=rollouts.collector_state
                 )
                 if rollouts.metrics["no_signal"]:
-                    reward = rollouts.metrics["sampled_reward"]
+                    reward = rollouts.metrics.get("sampled_reward", float("nan"))
                     state, metrics = run.algorithm.without_update(state, reward)
                     batch, packing = rollouts.batch, {}
                 else:

@@ -231,9 +231,11 @@ def rollout_metrics(
     - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
       to the weights being trained: mean and maximum over training tokens with known weights. Left
       out if ``ages`` is None, as where a moving reference samples, whose age is not known.
-    - ``groups_sampled``, ``rollouts_sampled``: number of groups and rollouts that the collector had
-      sampled; ``sampled_reward``: the mean reward of the policy's rollouts among them (no judges,
-      drafts or continuations that estimate a value), whereas ``reward`` is the mean of the batch.
+    - ``groups_sampled``, ``rollouts_sampled``: number of groups and rollouts that began to be
+      sampled for this batch; those that go on from an earlier one are not counted again.
+      ``sampled_reward``: the mean reward of the policy's rollouts that were sampled (no judges,
+      drafts or continuations that estimate a value), whereas ``reward`` is the mean of the batch;
+      left out if none of them has ended.
     - ``tokens_sampled``: number of tokens of all rollouts that finished meanwhile, also of dropped
       groups and of those that were sampled ahead and then not needed, and of greedy baselines.
     - ``rollouts/ROLE``: number of rollouts in the batch with a role other than own, if any;
@@ -282,7 +284,9 @@ def rollout_metrics(
         values["reward"] = collected.reward
     if EPISODES in scores.details:
         values |= episode_metrics(scores, where)
-    return values | {"sampled_reward": collected.reward}
+    if not np.isnan(collected.reward):
+        values["sampled_reward"] = collected.reward
+    return values
 
 
 def task_metrics(recipe, collected) -> dict[str, float]:

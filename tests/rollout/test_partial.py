@@ -1,5 +1,7 @@
 """Responses that advance in segments and go on in later batches, on a backend of numbers."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Rollout
-from jaxrl_llm.rollout.backends import Graded
+from jaxrl_llm.rollout.backends import Asked, Graded
+from jaxrl_llm.rollout.begun import count_begun
 from jaxrl_llm.rollout.collect import Limits, collect
 from jaxrl_llm.rollout.types import LENGTH, STOP, UNFINISHED
+from jaxrl_llm.train.metrics import rollout_metrics
 
 P, G, T, N = 2, 2, 8, 40
 KEY = jax.random.key(0)
@@ -269,3 +273,87 @@ def test_its_state_has_the_sizes_of_a_run():
     with pytest.raises(ValueError, match="the size of its state is unknown before for_run"):
         collector.init(N)
     assert collector_of().init(N).tokens.shape == (P, G, T)
+
+
+@pytest.mark.parametrize(
+    "collector",
+    [
+        partial_rollouts(segments=4),
+        partial_rollouts(segments=8, oversample=1.5),
+        jr.curation.windowed(segments=4),
+        jr.curation.windowed(segments=1),
+    ],
+    ids=repr,
+)
+def test_what_goes_on_counts_once(collector):
+    """In the batch in which it began: a prompt of the data is one group of G rollouts."""
+    made = sized(collector, group_size=G, max_new_tokens=T, num_groups=P)
+    batches, _ = run(made, 6)
+    for batch in batches:
+        assert (batch.groups, batch.rollouts) == (batch.in_order, G * batch.in_order)
+    # More rollouts began than were asked to go on.
+    assert sum(batch.rollouts for batch in batches) <= G * (6 * P + 2 * P)
+
+
+def test_a_group_that_is_too_old_begins_again():
+    batches, _ = run(collector_of(segments=8, max_staleness=0), 4)
+    again = sum(batch.groups - batch.in_order for batch in batches)
+    assert again > 0 and all(batch.rollouts == G * batch.groups for batch in batches)
+
+
+def test_a_batch_in_which_nothing_ended_has_no_sampled_reward():
+    """The first window of long responses; their batch has a reward of 0."""
+    made = sized(jr.curation.windowed(segments=8), group_size=G, max_new_tokens=T, num_groups=P)
+    questions = [n for n in range(N) if min(length(n, 0), length(n, 1)) > 1][:P]
+    batch = collect(
+        made,
+        made.init(N),
+        KEY,
+        Numbers(),
+        QUESTIONS,
+        next_places=lambda count: questions,
+        num_groups=P,
+        group_size=G,
+        step=0,
+        limits=LIMITS,
+    )
+    metrics = rollout_metrics(batch, batch.rollout, ages=None)
+    assert np.isnan(batch.reward) and "sampled_reward" not in metrics
+    assert all(np.isfinite(value) for value in metrics.values())
+    later = run(made, 3)[0][-1]
+    assert rollout_metrics(later, later.rollout, ages=None)["sampled_reward"] == later.reward > 0
+
+
+def test_the_first_to_continue_a_pause_is_the_same_rollout():
+    """Another one is a fork, as is one from an earlier place or from the data."""
+
+    def asked(number, begins=(), **changes):
+        responses = tuple(
+            protocol.Response(np.int32(x), version=np.zeros(len(x), np.int32), finish=UNFINISHED)
+            for x in begins
+        )
+        request = Request(len(begins) or 2, responses=responses, **changes)
+        return Asked(0, tuple(range(number, number + request.rollouts)), request, None, responses)
+
+    root = asked(0, pauses=True, limit=2)
+    rollout = Rollout(
+        *(None,) * len(Rollout._fields),
+    )._replace(
+        tokens=np.int32([[[1, 2], [1, 3]]]),
+        mask=np.ones((1, 2, 2), bool),
+        finish=np.int32([[UNFINISHED, STOP]]),
+    )
+    finished = {root: Graded(rollout, ["", ""], Scores(np.zeros(2), {}, np.zeros(2, bool)))}
+    for begins, forks in (
+        ([[1, 2]], 0),
+        ([[1, 2], [1, 2]], 1),
+        ([[1, 2], [1]], 1),
+        ([[1, 3]], 1),
+        ([[1], [2]], 2),
+    ):
+        more = asked(2, begins, extends=0)
+        assert count_begun([root, more], finished) == (1, 2 + forks), begins
+    assert count_begun([asked(0, [[5, 6], [7]])], {}) == (0, 0)  # of an earlier batch
+    told = asked(0, [[5, 6]])
+    unknown = tuple(x._replace(version=None) for x in told.responses)
+    assert count_begun([dataclasses.replace(told, responses=unknown)], {}) == (1, 1)

@@ -66,10 +66,9 @@ def test_half_of_the_rollouts_end_early_and_a_resumed_run_is_the_same(tmp_path):
     state = whole.state.collector_state["rule"]
     assert np.any(np.asarray(state.head)) and float(state.bins.count.sum()) > 0
     first, *later = whole.history
-    # All go on in the first step; then about half of those that have not ended.
-    most = 2 * 4 * 6
-    assert first["rollouts_sampled"] <= most
-    assert all(x["rollouts_sampled"] < first["rollouts_sampled"] for x in later)
+    # All go on in the first step; then about half of those that have not ended. Each counts once.
+    assert all(x["rollouts_sampled"] == 4 * 6 for x in whole.history)
+    assert all(x["tokens_sampled"] < first["tokens_sampled"] for x in later)
     for step in (2, 3):
         shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}")
     again = train(config, resume=True)
@@ -86,6 +85,6 @@ def test_a_greedy_tree_branches_in_the_loop(tmp_path):
     )
     first, second = train(run(tmp_path, recipe=recipe)).history
     # Six leaves of a tree; then three, and three that are sampled plainly.
-    assert first["rollouts_sampled"] > 4 * 6 and second["rollouts_sampled"] > 4 * 6
+    assert first["rollouts_sampled"] >= 4 * 6 and second["rollouts_sampled"] >= 4 * 6
     for line in (first, second):
         assert np.isfinite(line["loss"]) and line["grad_norm"] > 0
