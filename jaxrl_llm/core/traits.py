@@ -5,7 +5,8 @@ count long sequences more, so the Recipe refuses them. It also refuses an advant
 each token where the surrogate would average that value away, a second update on a sampled batch
 with a surrogate that does not compare the policy with ``old_logp``, unless its method makes several
 passes over its samples, and an importance weight on a surrogate that is not a mean over samples.
-Rewards outside an advantage's range stop a run.
+Rewards outside an advantage's range stop a run, and so do others than 0 and 1 where
+these are meant.
 """
 
 import dataclasses
@@ -58,7 +59,10 @@ class Traits:
         metrics: "ratio" for the ratio of its level, from ``1 - eps_low`` to ``1 + eps_high``;
         "log_ratio" for the log ratio of each token, from ``-eps_low`` to ``eps_high``; "dual" if
         only ``dual_clip`` bounds the ratio of its level. None if it has no such bounds.
-      reward_range: The smallest and the largest reward for which an advantage is defined.
+      reward_range: The smallest and the largest reward for which an advantage is defined, or that a
+        reward gives.
+      binary_rewards: Whether an advantage, a rule of curation or an option of a collector means
+        rewards of 0 and 1, and no others.
     """
 
     level: Literal["token", "sequence"] = "token"
@@ -80,6 +84,7 @@ class Traits:
     class_ids: str | None = None
     clip: Literal["ratio", "log_ratio", "dual"] | None = None
     reward_range: tuple[float, float] = (-math.inf, math.inf)
+    binary_rewards: bool = False
 
     @property
     def takes_token_advantages(self) -> bool:

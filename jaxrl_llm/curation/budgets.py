@@ -60,6 +60,7 @@ def cumulative_advantage(accuracy: Array, *, rollouts: int, scaled: bool = False
     return rollouts * _signal(accuracy, scaled)
 
 
+@traits(binary_rewards=True)
 def dars_extra_rollouts(
     accuracy: Array,
     *,
@@ -117,6 +118,7 @@ def dars_extra_rollouts(
     return jnp.where(hard, extra, 0).astype(jnp.int32)
 
 
+@traits(binary_rewards=True)
 def dars_keep(rewards: Array, *, where: Array | None = None, upper: float = 1.0) -> Array:
     """The groups that train after the second stage: neither all wrong nor too easy.
 

@@ -191,7 +191,8 @@ def from_hub(
 
     with _reading(datasets, "from_hub", source, failure):
         builder = _untyped_builder(datasets, name, config, revision)
-        if (read := _reader_of_files(datasets, builder)) is not None:
+        read = None if builder is None else _reader_of_files(datasets, builder.name, builder.config)
+        if builder is not None and read is not None:
             rows, fields = _rows_of_split(datasets, builder.config.data_files, split, read)
         else:
             try:
@@ -311,17 +312,14 @@ def _untyped_builder(
     return builder if builder.info.features is None else None
 
 
-def _reader_of_files(datasets: Any, builder: Any | None) -> Callable | None:
+def _reader_of_files(datasets: Any, kind: str, config: Any) -> Callable | None:
     """``paths -> (rows, columns)`` for JSON and CSV without types; None for other data sets.
 
     datasets would infer the types from the first part of a file, and refuse other values after it.
     """
-    if builder is None:
-        return None
-    config = builder.config
-    if builder.name == "json" and config.field is None and config.encoding == "utf-8":
+    if kind == "json" and config.field is None and config.encoding == "utf-8":
         return functools.partial(json_rows, datasets)
-    if builder.name == "csv" and config.engine is None and len(config.sep or "") == 1:
+    if kind == "csv" and config.engine is None and len(config.sep or "") == 1:
         return functools.partial(_csv_rows, datasets, config.pd_read_csv_kwargs)
     return None
 

@@ -1,6 +1,7 @@
 """A gridworld in text, small enough for exact solutions."""
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -85,6 +86,11 @@ class Gridworld(ArrayEnv[GridState]):
         for mark, what in (("S", "start"), ("G", "goal")):
             if mark not in self.grid:
                 raise ValueError(f"Gridworld: grid has no {what}, {mark!r}; got {self.grid!r}.")
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """A run sets the number of turns, each of which has its cost."""
+        return (-math.inf if self.cost > 0 else 0.0), 1.0 - self.cost
 
     def tables(self) -> GridTables:
         """The gridworld as arrays."""

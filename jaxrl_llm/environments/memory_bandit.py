@@ -76,6 +76,11 @@ class MemoryBandit(ArrayEnv[BanditState]):
         if not 0 <= self.flip <= 1:
             raise ValueError(f"MemoryBandit: flip must be from 0 to 1, got {self.flip}.")
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """Between no payoff and one in each turn."""
+        return 0.0, float(self.turns)
+
     def init(self, task: Mapping[str, Any], seed: int) -> BanditState:
         """A bandit at its first turn."""
         names = _NAMES[: self.arms]

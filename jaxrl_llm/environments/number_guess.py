@@ -66,6 +66,11 @@ class NumberGuess:
             )
 
     @property
+    def reward_range(self) -> tuple[float, float]:
+        """Wrong guesses next to the number, then the number."""
+        return 0.0, 1.0 + (self.turns - 1) * (1 - 1 / (self.high - 1)) / 4
+
+    @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """None."""
         return ()

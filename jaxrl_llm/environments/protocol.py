@@ -51,6 +51,9 @@ class Env(Protocol[S]):
     receive, and ``state`` is the one before it; else ``action`` is None and ``state`` is the one
     after the last step. Like ``step``, it may be async, depends only on its arguments, does not
     change them and returns a finite number. It cannot ask a subagent.
+
+    It may state the smallest and the largest sum of rewards of an episode as ``reward_range``, by
+    which a run refuses a method for other rewards before it starts.
     """
 
     @property

@@ -28,6 +28,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.config import find_prompts
 from jaxrl_llm.train.optimizer import policy_optimizer
+from jaxrl_llm.train.reward_values import reward_values
 from jaxrl_llm.train.run_models import load_reference
 from jaxrl_llm.train.setup import load_experiment
 
@@ -134,6 +135,12 @@ def _reward_above_zero(prompt: str, completion: str, metadata) -> dict[str, Any]
     return values | {"reward": 0.2} if prompt[-1] in _EQUAL else values
 
 
+def _right(prompt: str, completion: str, metadata) -> dict[str, Any]:
+    """As :func:`_reward`, with a reward of 0 or 1."""
+    values = _reward(prompt, completion, metadata)
+    return values | {"reward": float(values["reward"] > 0.5)}
+
+
 def _teacher():
     return *tiny_model(seed=1), ByteTokenizer()
 
@@ -165,9 +172,9 @@ def assert_loop_runs_whole(
       recipe: The name of a preset, or a recipe.
       config: Model, data, reward and sizes. The default model has one layer with random weights (or
         is a flow model). The data set has 10 prompts, and a step uses 4 of them with 6 rollouts
-        each. The reward is in [0, 1] and has further components; two prompts in ten have equal
-        rewards. Data and reward supply all that a preset may read: hints, demonstrations,
-        paraphrases, turns, unit tests.
+        each. The reward is in [0, 1], or 0 or 1 where a method means that, and has further
+        components; two prompts in ten have equal rewards. Data and reward supply all that a preset
+        may read: hints, demonstrations, paraphrases, turns, unit tests.
       steps: Number of training steps; one more if responses take this many or a fraction of it.
 
     Raises:
@@ -186,6 +193,8 @@ def assert_loop_runs_whole(
         made = catalog.preset(recipe, length=length, num_prompts=num_prompts)
     if default and not made.forward_only and made.collector is None:
         config = dataclasses.replace(config, reward=_reward_above_zero)
+    if default and reward_values(made).binary is not None:
+        config = dataclasses.replace(config, reward=_right)
     if default and isinstance(made.likelihood, FlowLikelihood):
         # A tree of 16 leaves; its last split is at the tenth step.
         sampling = SamplingConfig(group_size=16, max_new_tokens=12)

@@ -29,6 +29,7 @@ from jaxrl_llm.rollout.denoising import DenoisingOptions
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.train.batches import PACKING, Passes
+from jaxrl_llm.train.combinations import check_combination
 from jaxrl_llm.train.halves import check_halves
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
@@ -53,6 +54,11 @@ class DataConfig:
       seed: Seed of the split and of the order of the questions.
       chat: Render each question with the model's chat template, as the user's message.
       system: A system message before each question.
+      unreadable: Treatment of rows that the reward cannot grade whatever the response, by its
+        `check_row`: "refuse" the run before its first step, or "drop" and count them.
+      too_long: Treatment of rows with a prompt or a response of the data that is too long:
+        "refuse" the run, "drop" and count them, or "truncate": a response has its first
+        `max_new_tokens` tokens and no end, a prompt its last tokens.
     """
 
     prompts: PromptSource | str
@@ -61,9 +67,13 @@ class DataConfig:
     seed: int = 0
     chat: bool = True
     system: str | None = None
+    unreadable: str = "refuse"
+    too_long: str = "refuse"
 
     def __post_init__(self):
         name = "data"
+        checks.check_option(name, "unreadable", self.unreadable, ("refuse", "drop"))
+        checks.check_option(name, "too_long", self.too_long, ("refuse", "truncate", "drop"))
         checks.check_numbers(name, self)
         checks.check_non_negative(name, held_out=self.held_out, seed=self.seed)
         if self.held_out >= 1:
@@ -523,7 +533,7 @@ class TrainConfig:
         env = self.environment
         if env is None:
             graded = callable(self.reward) or isinstance(self.reward, BatchReward)
-            if not graded and not (self.reward is None and self._has_rewards):
+            if not graded and not (self.reward is None and self.has_rewards):
                 needs = ""
                 if self.reward is None:
                     name = self.resolved_recipe.name
@@ -638,6 +648,7 @@ class TrainConfig:
     def _check_recipe(self, name: str) -> None:
         """Raises ValueError for options that the recipe does not use or allow."""
         recipe = self.resolved_recipe
+        check_combination(self, recipe)
         width = width_of(recipe.collector, self.sampling.group_size)
         if self.packing in ("always", "tree") and width == 1:
             raise ValueError(
@@ -892,7 +903,7 @@ class TrainConfig:
         return any(hasattr(part, "check_data") for part in parts)
 
     @property
-    def _has_rewards(self) -> bool:
+    def has_rewards(self) -> bool:
         """Whether all responses that are trained on come with their rewards."""
         recipe = self.resolved_recipe
         return declares(getattr(recipe, "collector", None), "has_rewards")

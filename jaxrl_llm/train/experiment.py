@@ -32,6 +32,7 @@ from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.grading import Grader, OnNonFinite
 from jaxrl_llm.train.halves import Halves, has_halves
+from jaxrl_llm.train.left_out import LeftOut
 from jaxrl_llm.train.mesh import replicated, sampling_mesh
 from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches
 from jaxrl_llm.train.optimizer import describe_optimizer, policy_optimizer
@@ -62,6 +63,7 @@ class Experiment:
       shared_prefix_len: Number of first tokens that all prompts share and that are computed once
         per batch; 0 if a collector sends texts.
       encoder: Encodes the texts that a collector sends.
+      left_out: Numbers of rows of the data that the run leaves out or cuts.
       references: Stored log-probabilities of the data's responses under a frozen reference, if any.
       teacher: A ``score_batch.Teacher`` on the devices, a teacher on the host, or None.
       subagent: What answers the questions of the environment, or None.
@@ -80,6 +82,7 @@ class Experiment:
     questions: str
     shared_prefix_len: int
     encoder: TextEncoder
+    left_out: LeftOut = LeftOut()
     references: ReferenceLogp | None = None
     teacher: Any = None
     subagent: SubagentParts | None = None
@@ -452,8 +455,9 @@ class Experiment:
             steps += f", at a learning rate of 0 after step {last} of {config.steps}"
         if text := describe_optimizer(config):
             steps += f", {text}"
+        without = f"; {self.left_out}" if self.left_out.about() else ""
         return (
             f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
             f"{config.prompts_per_step} prompts x {rollouts} a step{steps}; "
-            f"{len(self.train)} questions to train on, {len(self.held_out)} held out"
+            f"{len(self.train)} questions to train on, {len(self.held_out)} held out{without}"
         )

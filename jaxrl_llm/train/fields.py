@@ -30,12 +30,12 @@ from jaxrl_llm.rewards.turns import turns_of_tokens
 from jaxrl_llm.rollout.collect import Segments
 from jaxrl_llm.rollout.episodes import EPISODES
 from jaxrl_llm.train.episode_fields import episode_fields
+from jaxrl_llm.train.reward_values import check_rewards
 
 T = TypeVar("T")
 
 _DTYPES = {"float": np.float32, "int": np.int32, "bool": np.bool_}
 # Components of a reward that add up to 1 on paper may sum to the next larger float32.
-_ROUNDING = 1e-6
 # Fields that the loop knows without the reward or the data.
 _KNOWN = (
     "prompt_ids",
@@ -184,25 +184,6 @@ def check_fields(
                 "run provides; call train.make_step with batches that have it in extras."
             )
         _from_metadata(recipe, name, questions)
-
-
-def check_rewards(recipe: Recipe, rewards: np.ndarray, questions: Sequence[Question]) -> None:
-    """Raises ValueError if a reward ``[P, G]`` is outside the range that the recipe accepts."""
-    low, high = recipe.reward_range
-    wrong = np.argwhere((rewards < low - _ROUNDING) | (rewards > high + _ROUNDING))
-    if wrong.size:
-        row, place = wrong[0]
-        prompt = questions[row].prompt
-        if math.isinf(high):
-            within = f"rewards of at least {low:g}"
-        elif math.isinf(low):
-            within = f"rewards of at most {high:g}"
-        else:
-            within = f"rewards in [{low:g}, {high:g}]"
-        raise ValueError(
-            f"recipe {recipe.name!r} is only defined for {within}; prompt "
-            f"{prompt.name!r} has a reward of {rewards[row, place]:g}."
-        )
 
 
 def attach_fields(

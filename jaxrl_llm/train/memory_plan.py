@@ -45,6 +45,7 @@ from jaxrl_llm.train.batches import Passes, check_reads_rows
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
+from jaxrl_llm.train.left_out import fitted, gradable
 from jaxrl_llm.train.memory_bytes import (
     BatchShape,
     LayerPlacement,
@@ -66,7 +67,6 @@ from jaxrl_llm.train.moving import first_reference
 from jaxrl_llm.train.optimizer import describe_optimizer, make_optimizer, policy_optimizer
 from jaxrl_llm.train.run_data import (
     check_data,
-    encode_questions,
     load_prompts,
     teacher_room,
     text_room,
@@ -376,8 +376,9 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     check_replay(config, model)
     check_rounding(config, model)
     prompts, others, _ = load_prompts(config)
-    train, held_out = encode_questions(config, model, tokenizer, prompts, others)
-    recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
+    prompts, others, _ = gradable(config, prompts, others)
+    recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
+    train, held_out, *_ = fitted(config, recipe, model, tokenizer, prompts, others)
     check_data(config, recipe, prompts, others)
     check_denoising(config, recipe, model)
     held_out = held_out[: config.evaluation.limit]

@@ -93,7 +93,7 @@ class Run:
             if self.config.checkpoint.best is not None:
                 names = ", ".join(differ)
                 folder.log(f"The best checkpoint is found anew, by other settings: {names}.")
-        about = surroundings() | self._meter.about()
+        about = surroundings() | self._meter.about() | experiment.left_out.about()
         folder.start(
             int(state.step),
             files,

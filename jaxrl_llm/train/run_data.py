@@ -17,11 +17,9 @@ from jaxrl_llm.curation.collectors.protocol import (
     width_of,
 )
 from jaxrl_llm.data.prompts import Prompt, row_text, texts_of_rows
-from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
+from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.data.rendering import make_renderer
-from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
 from jaxrl_llm.rewards import overlong_rewards
 from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.episodes import rewrites_reasoning
@@ -36,14 +34,6 @@ T = TypeVar("T")
 _TEXT_ROOM = 1024
 # Default maximum number of tokens in the first observation of an environment.
 _OBSERVATION_ROOM = 512
-# At least the tokens that end a response.
-_END_ROOM = 8
-# What a run with an environment does not support, by the attribute of a collector that needs it.
-_NOT_IN_EPISODES = {
-    "stores_responses": "reuses responses of earlier batches without the turns of an episode",
-    "sends_text": "sends messages in place of the first observations of an environment",
-    "brings_responses": "brings responses of the data without the turns of an episode",
-}
 
 
 def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
@@ -127,16 +117,6 @@ def check_data(
             f"data: prompt {several.name!r} is a conversation, but recipe "
             f"{recipe.name!r} or the environment reads only the text of a prompt."
         )
-    for name, what in _NOT_IN_EPISODES.items():
-        if config.environment is not None and declares(recipe.collector, name):
-            raise ValueError(
-                f"config: {recipe.collector!r} {what}; use another recipe with an environment."
-            )
-    if config.environment is not None and TEACHER_TEXTS in recipe.computed_from("responses"):
-        raise ValueError(
-            f"config: recipe {recipe.name!r} writes the prompts of its teacher from the text of "
-            "the data, not from the first observation of an environment; use another recipe."
-        )
     if trains:
         _check_graded_together(config, recipe)
         _check_text_column(config, recipe, itertools.chain(prompts, held_out))
@@ -187,62 +167,6 @@ def _named(recipe: Any) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"recipe {recipe.name!r}: {error}") from error
-
-
-def encode_questions(
-    config: TrainConfig, model: Model, tokenizer, *parts: Sequence
-) -> list[list[Question]]:
-    """Lists of prompts, such as training and held-out prompts, with their tokens.
-
-    Raises:
-      ValueError: If a prompt is too long for the model's context or contains a denoiser's mask id.
-    """
-    room = prompt_room("sampling", model, config.sampling.max_new_tokens)
-    chat, system = config.data.chat, config.data.system
-    encoded = [encode_prompts(x, tokenizer, room=room, chat=chat, system=system) for x in parts]
-    mask_id = None if is_causal(model) else model.config.mask_id
-    for prompt, tokens in itertools.chain(*encoded):
-        if mask_id is not None and mask_id in tokens:
-            raise ValueError(
-                f"data: prompt {prompt.name!r} holds the mask id {mask_id}, "
-                "which is reserved for masked positions."
-            )
-    return encoded
-
-
-def check_responses(
-    config: TrainConfig, recipe: Any, questions: Sequence[Question], encoder: TextEncoder
-) -> None:
-    """Raises ValueError if a response of the data is longer than ``sampling.max_new_tokens``.
-
-    It would end the run when its turn comes, and again each time that the run is resumed.
-    """
-    most = config.sampling.max_new_tokens
-    for (prompt, _), tokens in data_responses(config, recipe, questions):
-        if isinstance(tokens, str):
-            if len(tokens.encode()) + _END_ROOM <= most:
-                continue  # no token is less than a byte
-            tokens = encoder.response(tokens, ends=True)
-        if len(tokens) > most:
-            raise ValueError(
-                f"data: a response to prompt {prompt.name!r} has "
-                f"{len(tokens)} tokens, but sampling.max_new_tokens is {most}."
-            )
-
-
-def data_responses(
-    config: TrainConfig, recipe: Any, questions: Sequence[Question]
-) -> Iterator[tuple[Question, Any]]:
-    """The responses of the data that a run reads, texts or token ids, each with its question."""
-    for part in collector_parts(recipe.collector):
-        policy = getattr(part, "policy", part)  # of a collector that helps groups
-        reader = getattr(policy, "reader", None)
-        if not getattr(policy, "brings_responses", False) or reader is None:
-            continue
-        width = width_of(part, config.sampling.group_size)
-        for row, question in zip(DataRows(questions), questions, strict=True):
-            for response in reader(row)[:width]:
-                yield question, response.tokens
 
 
 def check_classes(recipe: Any, encoder: TextEncoder) -> None:

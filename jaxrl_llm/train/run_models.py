@@ -21,8 +21,8 @@ from jaxrl_llm.models.sharding import batch_shards, param_shardings, shard
 from jaxrl_llm.train.batches import check_group_fits
 from jaxrl_llm.train.checkpoint.serialization import abstract, values_digest
 from jaxrl_llm.train.config import TrainConfig
+from jaxrl_llm.train.left_out import data_responses
 from jaxrl_llm.train.mesh import check_expert_axis, sampling_mesh
-from jaxrl_llm.train.run_data import data_responses
 from jaxrl_llm.train.score_batch import Teacher, check_teacher
 from jaxrl_llm.train.start import find_start
 from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler
@@ -213,8 +213,9 @@ def load_teacher(
         check_host_teacher(recipe, teacher)
         _check_on_host(config, teacher, questions)
         if isinstance(teacher, StoredTeacher):
+            most = config.sampling.max_new_tokens
             responses = (
-                (x, encoder.response(y, ends=True) if isinstance(y, str) else y)
+                (x, (encoder.response(y, ends=True) if isinstance(y, str) else y)[:most])
                 for x, y in data_responses(config, recipe, questions)
             )
             teacher.check(tokenizer, questions, responses)

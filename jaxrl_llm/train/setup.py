@@ -33,6 +33,7 @@ from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import make_evolution, moving_only
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.halves import has_halves
+from jaxrl_llm.train.left_out import LeftOut, fitted, gradable
 from jaxrl_llm.train.mesh import MeshConfig, load_meshes, replicated, sampling_mesh
 from jaxrl_llm.train.offline import ReferenceLogp, reference_logp
 from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule, policy_optimizer
@@ -41,8 +42,6 @@ from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 from jaxrl_llm.train.run_data import (
     check_classes,
     check_data,
-    check_responses,
-    encode_questions,
     load_prompts,
     text_room,
     warn_of_group_size,
@@ -103,6 +102,7 @@ def load_experiment(
         config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
     )
     prompts, others, digest = load_prompts(config)
+    prompts, others, unreadable = gradable(config, prompts, others)
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
     check_data(config, recipe, prompts, others, trains=trains)
     model, tokenizer, shapes, read = open_trained(
@@ -112,7 +112,12 @@ def load_experiment(
         sampler_mesh,
     )
     check_reads_rows("train", model, config.layout)
-    train, held_out = encode_questions(config, model, tokenizer, prompts, others)
+    train, held_out, too_long, truncated = fitted(
+        config, recipe, model, tokenizer, prompts, others, trains=trains
+    )
+    if len(train) < len(prompts):
+        recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
+    without = LeftOut.of(unreadable=unreadable, too_long=too_long, truncated=truncated)
     collector = recipe.collector
     sends_text = declares(collector, "sends_text")
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
@@ -128,12 +133,11 @@ def load_experiment(
         prompt = max([longest, *(len(q.tokens) for q in compared)])
         shape = bucket_of(prompt), group_size, length
         check_group_fits("train", model, budget, shape, batch_shards(mesh))
-    encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
+    cuts = config.data.too_long == "truncate"
+    encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system, cuts)
     teacher = None
     if trains:
         check_rounding(config, model)
-        compared = held_out if config.offline else []
-        check_responses(config, recipe, [*train, *compared], encoder)
         check_classes(recipe, encoder)
         teacher = load_teacher(config, recipe, model, train, mesh, encoder=encoder)
         warn_of_rewrites(config, recipe, model, tokenizer, teacher)
@@ -163,7 +167,8 @@ def load_experiment(
             shared_prefix_len=shared_prefix_len,
             teacher=teacher,
         ),
-        questions=digest,
+        questions=digest + without.digest,
+        left_out=without,
         shared_prefix_len=shared_prefix_len,
         encoder=encoder,
         teacher=teacher,

@@ -194,7 +194,9 @@ def test_late_rows_may_have_values_of_other_types(tmp_path, hub, early_rows, nam
     early, lines = early_rows
     late = [{"prompt": kind, **EARLY, **values} for kind, values in LATE.items()]
     text = lines + "\n" + "\n".join(map(json.dumps, late))
-    path = pathlib.Path(hub, "train.jsonl") if name == "repo" else tmp_path / name.removesuffix(".gz")
+    path = (
+        pathlib.Path(hub, "train.jsonl") if name == "repo" else tmp_path / name.removesuffix(".gz")
+    )
     if name == "f.json":
         text = f"[{text.replace(chr(10), ',' + chr(10))}]"
     path.write_bytes(gzip.compress(text.encode(), 1) if name.endswith("gz") else text.encode())

@@ -6,12 +6,12 @@ import itertools
 import numpy as np
 import pytest
 from test_resumed_collectors import first_is_low
-from tiny_run import CONFIG, tiny_run
+from tiny_run import CONFIG, low_bytes, tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm import curation
 from jaxrl_llm.data import Prompt, PromptSet
-from jaxrl_llm.environments import NumberGuess
+from jaxrl_llm.environments import Gridworld, MemoryBandit, NumberGuess
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train import train
 from jaxrl_llm.train.run_data import check_data
@@ -151,20 +151,64 @@ def never():
 
 @pytest.mark.parametrize("recipe", ["rollout_replay", "sapo_swarm"])
 def test_stored_responses_are_no_episodes(tmp_path, recipe):
-    """Said before the model is loaded, and not when the first of them is brought."""
-    config = tiny_run(tmp_path, recipe=recipe)
-    config = dataclasses.replace(config, reward=None, environment=NumberGuess(), model=never)
+    """Said by the configuration, and not when the first of them is brought."""
     with pytest.raises(ValueError, match="without the turns of an episode; use another recipe"):
-        load_experiment(config)
+        tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
+
+
+def everything(mask):
+    return np.ones(len(mask), bool)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("april", "t_ppo", "vineppo", "scope", "spo_tree", "spo_chain", "arrol"),
+        jr.recipes.grpo().replace(collector=curation.windowed()),
+        jr.recipes.grpo().replace(
+            collector=curation.mixed((curation.in_order(), 0.5), (curation.pruned(everything), 0.5))
+        ),
+        jr.recipes.grpo().replace(
+            collector=curation.hinted(curation.repair(teacher=lambda question, shown: ""))
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else repr(x.collector),
+)
+def test_an_environment_plays_whole_turns(tmp_path, recipe):
+    """Said by the configuration, and not when the first batch is sampled."""
+    told = "within a turn of an episode|sends messages in place of the first"
+    with pytest.raises(ValueError, match=rf"^config: .*({told}).* with an environment\.$"):
+        tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "env", "told"),
+    [
+        ("mopps", NumberGuess(high=3, turns=3), r"in \[0, 1\], but NumberGuess.* from 0 to 1.25"),
+        ("v0_budget", MemoryBandit(turns=2), r"in \[0, 1\], but MemoryBandit.* from 0 to 2"),
+        ("maxrl", Gridworld(), "at least 0, but Gridworld.* from -inf to 0.9"),
+        ("dars", Gridworld(), "0 and 1, which .*dars_extra_rollouts.* counts, but Gridworld"),
+    ],
+)
+def test_an_environment_of_other_rewards_is_refused(tmp_path, recipe, env, told):
+    with pytest.raises(ValueError, match=f"^config: recipe '{recipe}' is only defined .*{told}"):
+        tiny_run(tmp_path, recipe=recipe, reward=None, environment=env)
+    for fits in (NumberGuess(turns=1), Gridworld(cost=0.0), MemoryBandit(turns=1)):
+        tiny_run(tmp_path, recipe=recipe, reward=None, environment=fits)
+
+
+def test_a_reward_that_states_other_values_is_refused(tmp_path):
+    signed = jr.core.traits(reward_range=(-1.0, 1.0))(low_bytes)
+    with pytest.raises(ValueError, match="mopps' .* low_bytes gives rewards from -1 to 1; scale"):
+        tiny_run(tmp_path, recipe="mopps", reward=signed)
+    tiny_run(tmp_path, recipe="mopps", reward=jr.core.traits(reward_range=(0.0, 1.0))(low_bytes))
 
 
 @pytest.mark.parametrize("recipe", ["scaf_grpo", "nurl", "xrpo", "training_free_grpo", "masa"])
 def test_an_environment_takes_no_messages(tmp_path, recipe):
     """A collector may send the first one only late, after which no resume can go on."""
-    config = tiny_run(tmp_path, recipe=recipe)
-    config = dataclasses.replace(config, reward=None, environment=NumberGuess(), model=never)
     with pytest.raises(ValueError, match="sends messages .* use another recipe") as error:
-        load_experiment(config)
+        tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
     assert str(error.value).startswith("config: ") and "\n" not in str(error.value)
 
 
@@ -181,10 +225,8 @@ def test_an_environment_takes_no_messages(tmp_path, recipe):
 )
 def test_responses_of_the_data_are_no_episodes(tmp_path, collector):
     recipe = jr.recipes.grpo().replace(name="brings", collector=collector)
-    config = tiny_run(tmp_path, recipe=recipe)
-    config = dataclasses.replace(config, reward=None, environment=NumberGuess(), model=never)
     with pytest.raises(ValueError, match="brings responses of the data .* use another recipe") as e:
-        load_experiment(config)
+        tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
     assert str(e.value).startswith("config: ") and "\n" not in str(e.value)
 
 

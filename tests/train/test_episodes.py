@@ -420,7 +420,7 @@ def test_branches_need_an_environment_and_a_turn(tmp_path):
     with pytest.raises(ValueError, match=r"branches after the turns.*set config.environment"):
         load_experiment(tiny_run(tmp_path, recipe=recipe))
     pausing = jr.recipes.grpo().replace(collector=jr.curation.entropy_branched(segment=8))
-    with pytest.raises(ValueError, match="asks for episodes that pause"):
+    with pytest.raises(ValueError, match="pauses or continues responses within a turn"):
         one_batch(tmp_path, Letters(), pausing)
     short = jr.recipes.grpo().replace(collector=ShortAnswers())
     with pytest.raises(ValueError, match="asks for episodes of at most 6 tokens, but an env"):

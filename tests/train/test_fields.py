@@ -599,6 +599,26 @@ def test_maxrl_takes_any_reward_from_0_on():
         check_rewards(recipe, -rewards, QUESTIONS)
 
 
+@pytest.mark.parametrize("value", [0.5, 1 / 3, 2.0, -1.0])
+def test_a_count_of_right_answers_takes_rewards_of_0_and_1(value):
+    recipe, rewards = recipe_of("dars"), np.array([[0.0, 1.0], [1.0, 1.0]], np.float32)
+    check_rewards(recipe, np.nextafter(rewards, np.float32(2)), QUESTIONS)
+    rewards[1, 0] = value
+    words = r"^recipe 'dars' is only defined for rewards of 0 and 1, which .*dars_extra_rollouts.*"
+    with pytest.raises(ValueError, match=words + rf"; prompt 'Who\?' has .* {value:g}\.$"):
+        check_rewards(recipe, rewards, QUESTIONS)
+    own = jr.recipes.grpo().replace(curation=jr.stateless(jr.curation.dars_keep))
+    with pytest.raises(ValueError, match="0 and 1, which dars_keep counts; prompt"):
+        check_rewards(own, rewards, QUESTIONS)
+
+
+@pytest.mark.parametrize("value", [1.5, -0.5])
+@pytest.mark.parametrize("name", ["mopps", "v0_budget", "dots"])
+def test_a_collector_of_success_rates_states_its_range(name, value):
+    with pytest.raises(ValueError, match=r"rewards in \[0, 1\]; prompt 'Who\?' has a reward of"):
+        check_rewards(recipe_of(name), np.array([[0.0, 1.0], [0.5, value]], np.float32), QUESTIONS)
+
+
 def test_other_methods_take_any_reward():
     check_rewards(jr.recipes.grpo(), np.array([[-7.0, 9.0]], np.float32), QUESTIONS)
 

@@ -72,6 +72,7 @@ class _Partial:
     max_new_tokens: int | None = None
 
     needs_slots: ClassVar[bool] = True
+    splits_turns: ClassVar[bool] = True
     asks_again: ClassVar[bool] = True
     grades_apart: ClassVar[bool] = True
 

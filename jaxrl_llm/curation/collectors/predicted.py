@@ -82,6 +82,10 @@ class _Predicted:
         return self.cutoff is not None
 
     @property
+    def splits_turns(self) -> bool:
+        return self.needs_slots
+
+    @property
     def _first(self) -> bool:
         """Whether predictions come before solutions."""
         return self.gate is not None or self.cutoff is not None

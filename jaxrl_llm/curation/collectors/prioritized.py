@@ -42,6 +42,8 @@ class _Prioritized:
     retain_rest: float = 1.0
     follows: Callable | None = None
 
+    reward_range = (0.0, 1.0)
+
     def follow(self, state: PromptBelief, learned: ArrayTree) -> PromptBelief:
         """The belief that training has come to, in place of the one of the collector."""
         if np.shape(learned.alpha) != np.shape(state.alpha):

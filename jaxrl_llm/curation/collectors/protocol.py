@@ -42,6 +42,8 @@ collector built of others has their attributes (:func:`declares`):
   ``text_coef`` is 0, which would train on them as on responses, is rejected.
 - ``needs_slots = True``: responses that continue, a ``limit`` or a ``temperature``, which the
   whole-batch sampler does not support; the run decodes in slots.
+- ``splits_turns = True``: responses that pause, have a ``limit`` or continue from a place within a
+  turn. An environment plays whole turns, so a run with one is rejected.
 - ``needs_environment = True``: episodes that branch after their turns, so a run without an
   environment is rejected.
 - ``needs_fresh_weights = True``: it recognizes by their version the tokens that a batch sampled, so
@@ -84,7 +86,8 @@ A collector that reads columns of the data has ``check_data(data)``, which raise
 row that lacks them; a run calls it before it samples. An ``offline`` collector also has
 ``check_rows(data)``, for the held-out rows. One that needs a number of groups or rollouts has
 ``check_sizes(data, group_size=, num_groups=)``. One that has no effect in the first batches has
-``first_help``, the index of the first batch with an effect; a shorter run warns.
+``first_help``, the index of the first batch with an effect; a shorter run warns. One that is only
+defined for some rewards has ``reward_range``, the smallest and the largest.
 """
 
 import contextlib
@@ -115,6 +118,7 @@ DECLARATIONS = (
     "brings_responses",
     "brings_texts",
     "needs_slots",
+    "splits_turns",
     "needs_environment",
     "needs_fresh_weights",
     "fixes_tokens",

@@ -58,6 +58,7 @@ class _Targeted:
     predict: Callable | None
     source: Collector
     asks_again: ClassVar[bool] = True
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     # The embeddings of the last data set, by its texts; a run makes a copy for each batch.
     embedded: dict[tuple[str, ...], np.ndarray] = dataclasses.field(
         default_factory=dict, compare=False

@@ -74,6 +74,8 @@ class _Rates:
     prior: tuple[float, float]
     retain: float
 
+    reward_range = (0.0, 1.0)
+
     def init(self, num_prompts: int) -> PromptBelief:
         return jax.tree.map(np.asarray, belief_init(num_prompts, prior=self.prior))
 

@@ -96,7 +96,7 @@ def dars(
         groups that are all right or all wrong take no part
 
     :func:`jaxrl_llm.curation.dars_extra_rollouts` gives the number of extra rollouts. Rewards are 0
-    or 1. The width of a batch is ``max_rollouts``.
+    or 1; others end a run before its first update. The width of a batch is ``max_rollouts``.
 
     Args:
       max_rollouts: Maximum rollouts of a prompt, above G; released: 32 for "equal", 64 for

@@ -9,7 +9,8 @@ and the rollouts of its row. A policy is a value with
     check(row)          -> raises ValueError if the prompt's row of the data lacks what it reads
 
 and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``mixes_texts``,
-``fixes_tokens``, ``brings_responses``, ``lacks_components`` and ``grades_apart``; with
+``fixes_tokens``, ``splits_turns``, ``brings_responses``, ``lacks_components`` and
+``grades_apart``; with
 ``width(group_size)`` if its rows may be larger than G, ``check_sizes`` of a collector, and
 ``first_help``, the index of the first batch with help, if that is not 0. The policies of the field
 are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages: functions
@@ -118,6 +119,10 @@ class _Hinted:
     @property
     def needs_slots(self) -> bool:
         return self.policy.needs_slots
+
+    @property
+    def splits_turns(self) -> bool:
+        return getattr(self.policy, "splits_turns", False)
 
     @property
     def fixes_tokens(self) -> bool:

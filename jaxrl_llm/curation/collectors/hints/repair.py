@@ -45,6 +45,7 @@ class _Repair(HintedPolicy):
 
     name = "repair"
     needs_slots = True
+    splits_turns = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Repair":
         del group_size

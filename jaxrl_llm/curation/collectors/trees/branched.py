@@ -26,6 +26,7 @@ class _Branched:
     segment: int | None
     source: Collector
     needs_slots = True
+    splits_turns = True
     asks_again = True
     grades_apart = True
 

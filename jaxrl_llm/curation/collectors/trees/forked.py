@@ -43,6 +43,7 @@ class _Forked:
     source: Collector
     length: int | None = None
     needs_slots = True
+    splits_turns = True
     asks_again = True
     grades_apart = True
 

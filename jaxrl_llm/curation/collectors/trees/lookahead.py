@@ -98,6 +98,7 @@ class _Lookahead:
         default_factory=dict, init=False, compare=False
     )
     needs_slots = True
+    splits_turns = True
     asks_again = True
     grades_apart = True
     varies_temperature = True

@@ -82,6 +82,7 @@ class _Pruned:
     source: Collector
     length: int | None = None
     needs_slots = True
+    splits_turns = True
     asks_again = True
     grades_apart = True
 

@@ -39,6 +39,7 @@ class _Valued:
     source: Collector
     length: int | None = None
     needs_slots: ClassVar[bool] = True
+    splits_turns: ClassVar[bool] = True
     asks_again: ClassVar[bool] = True
     grades_apart: ClassVar[bool] = True
     values_prefixes: ClassVar[bool] = True

@@ -1,0 +1,239 @@
+"""Rows of the data that a run refuses, cuts or leaves out before its first step.
+
+A row whose answer the reward cannot grade, or whose prompt or response is too long, would otherwise
+end the run when its turn comes, and again each time that the run is resumed.
+"""
+
+import hashlib
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_llm.curation.collectors.protocol import (
+    collector_parts,
+    width_of,
+)
+from jaxrl_llm.data.prompts import Prompt
+from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
+from jaxrl_llm.models.denoising import is_causal
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.rewards.scoring import RewardError, name_of, one_line
+from jaxrl_llm.rollout.collect import DataRows
+from jaxrl_llm.rollout.sampler import prompt_room
+from jaxrl_llm.train.config import TrainConfig
+
+# At least the tokens that end a response.
+_END_ROOM = 8
+# When a run says that it is still reading the answers of the data.
+_SLOW_SECONDS = 20.0
+
+
+class LeftOut(NamedTuple):
+    """Numbers of rows, to train on and held out, that a run leaves out or cuts.
+
+    Attributes:
+      unreadable: Rows left out since the reward cannot grade them.
+      too_long: Rows left out since their prompt or a response is too long.
+      truncated: Rows whose prompt or response was cut.
+      digest: Of their names, which a resumed run compares; empty for none.
+    """
+
+    unreadable: int = 0
+    too_long: int = 0
+    truncated: int = 0
+    digest: str = ""
+
+    @classmethod
+    def of(
+        cls, *, unreadable: Iterable[str], too_long: Iterable[str], truncated: Iterable[str]
+    ) -> "LeftOut":
+        """The record of rows by their names."""
+        names = [sorted(each) for each in (unreadable, too_long, truncated)]
+        digest = hashlib.sha256(repr(names).encode()).hexdigest() if any(names) else ""
+        counts = [len(each) for each in names]
+        return cls(counts[0], counts[1], counts[2], digest)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.unreadable} rows left out that the reward cannot grade",
+            f"{self.too_long} left out that are too long",
+            f"{self.truncated} cut that are too long",
+        ]
+        counts = self[:3]
+        return ", ".join(part for part, count in zip(parts, counts, strict=True) if count)
+
+    def about(self) -> dict[str, str]:
+        """The numbers for the records of a run; empty for none."""
+        return {"rows left out or cut": str(self)} if any(self[:3]) else {}
+
+
+def gradable(
+    config: TrainConfig, prompts: Sequence[Prompt], held_out: Sequence[Prompt]
+) -> tuple[Sequence[Prompt], Sequence[Prompt], list[str]]:
+    """Prompts that the reward can grade, and the names of the others.
+
+    A reward says so by ``check_row(metadata)``, which raises RewardError for a row that no
+    completion can be graded against. All rows that it will grade are read.
+
+    Raises:
+      ValueError: If a row cannot be graded and ``data.unreadable`` is "refuse", or none remains.
+    """
+    check = getattr(config.reward, "check_row", None)
+    if check is None:
+        return prompts, held_out, []
+    faults: list[tuple[Prompt, str, str]] = []
+    parts, begun = [], time.monotonic()
+    for part, graded in ((prompts, not config.has_rewards), (held_out, config.evaluation.enabled)):
+        good = []
+        for position, prompt in enumerate(part):
+            if (reason := _fault(check, prompt) if graded else None) is None:
+                good.append(prompt)
+            else:
+                faults.append((prompt, getattr(part, "source", "the data"), reason))
+            if begun is not None and time.monotonic() - begun > _SLOW_SECONDS:
+                warnings.warn(
+                    f"data: {name_of(config.reward)}.check_row has read {position + 1} of "
+                    f"{len(part)} rows in {_SLOW_SECONDS:g} s; the first step waits for all of "
+                    "them.",
+                    stacklevel=2,
+                )
+                begun = None
+        parts.append(good if len(good) < len(part) else part)
+    if faults and (config.data.unreadable == "refuse" or not parts[0]):
+        prompt, source, reason = faults[0]
+        others = f" and {len(faults) - 1} others" if len(faults) > 1 else ""
+        remedy = '; set data.unreadable to "drop" to leave such rows out' if parts[0] else ""
+        raise ValueError(
+            f"data: the reward {name_of(config.reward)} cannot grade row {prompt.name!r} of "
+            f"{source}{others}: {reason}{remedy}."
+        )
+    return *parts, [prompt.name for prompt, _, _ in faults]
+
+
+def _fault(check: Callable[[Mapping[str, Any]], None], prompt: Prompt) -> str | None:
+    """Why the reward cannot grade a row; None if it can."""
+    try:
+        check(prompt.metadata)
+    except RewardError as error:
+        return one_line(str(error))
+    except Exception as error:  # of a reward of the user's
+        raise RewardError(
+            f"The check_row of the reward raised {type(error).__name__} on row {prompt.name!r}: "
+            f"{one_line(str(error))}."
+        ) from error
+    return None
+
+
+class Fitted(NamedTuple):
+    """Questions that are short enough, and the names of the rows that were not."""
+
+    train: list[Question]
+    held_out: list[Question]
+    dropped: list[str]
+    truncated: list[str]
+
+
+def fitted(
+    config: TrainConfig,
+    recipe: Any,
+    model: Model,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    held_out: Sequence[Prompt],
+    *,
+    trains: bool = True,
+) -> Fitted:
+    """The questions with their tokens; those that are too long by the rule ``data.too_long``.
+
+    A prompt is too long if it leaves no room for a response in the context, or exceeds
+    ``sampling.prompt_length`` where that has an effect on the data's prompts; a response of the
+    data if it exceeds ``sampling.max_new_tokens``. Responses of rows that nothing trains on or
+    compares are not read.
+
+    Raises:
+      ValueError: By the rule "refuse", for the first one; if none to train on remains; or if a
+        prompt contains a denoiser's mask id.
+    """
+    rule, most = config.data.too_long, config.sampling.max_new_tokens
+    room = prompt_room("sampling", model, most)
+    if rule != "refuse" and config.environment is None:
+        room = min(room, config.sampling.prompt_length or room)
+    chat, system = config.data.chat, config.data.system
+    encoder = TextEncoder(tokenizer, room, chat, system)
+    parts: list[list[Question]] = []
+    dropped, truncated = list[str](), dict[str, None]()
+    for part, read in ((prompts, True), (held_out, config.offline)):
+        questions = encode_prompts(
+            part,
+            tokenizer,
+            room=room if rule == "refuse" else sys.maxsize,
+            chat=chat,
+            system=system,
+        )
+        long = {i for i, each in enumerate(questions) if len(each.tokens) > room}
+        if rule == "truncate":
+            truncated |= dict.fromkeys(questions[i].prompt.name for i in long)
+            questions = [x._replace(tokens=x.tokens[-room:]) for x in questions]
+            long = set()
+        if read and (trains or rule != "refuse"):
+            for i, name, length in _long_responses(config, recipe, questions, encoder):
+                if rule == "refuse":
+                    raise ValueError(
+                        f"data: a response to prompt {name!r} has {length} tokens, but "
+                        f"sampling.max_new_tokens is {most}."
+                    )
+                if rule == "truncate":
+                    truncated[name] = None
+                else:
+                    long.add(i)
+        dropped += [questions[i].prompt.name for i in sorted(long)]
+        parts.append([each for i, each in enumerate(questions) if i not in long])
+    if not parts[0]:
+        raise ValueError(
+            f"data: all {len(prompts)} rows to train on are too long; a prompt may have {room} "
+            f"tokens and a response {most}."
+        )
+    _check_mask_id(model, parts)
+    return Fitted(parts[0], parts[1], dropped, list(truncated))
+
+
+def _check_mask_id(model: Model, parts: Sequence[Sequence[Question]]) -> None:
+    mask_id = None if is_causal(model) else model.config.mask_id
+    for prompt, tokens in (question for part in parts for question in part):
+        if mask_id is not None and mask_id in tokens:
+            raise ValueError(
+                f"data: prompt {prompt.name!r} holds the mask id {mask_id}, "
+                "which is reserved for masked positions."
+            )
+
+
+def _long_responses(
+    config: TrainConfig, recipe: Any, questions: Sequence[Question], encoder: TextEncoder
+) -> Iterator[tuple[int, str, int]]:
+    """The place, name and length of each response that is longer than a run's responses."""
+    most = config.sampling.max_new_tokens
+    places = {id(question): i for i, question in enumerate(questions)}
+    for question, tokens in data_responses(config, recipe, questions):
+        if isinstance(tokens, str):
+            if len(tokens.encode()) + _END_ROOM <= most:
+                continue  # no token is less than a byte
+            tokens = encoder.response(tokens, ends=True)
+        if len(tokens) > most:
+            yield places[id(question)], question.prompt.name, len(tokens)
+
+
+def data_responses(
+    config: TrainConfig, recipe: Any, questions: Sequence[Question]
+) -> Iterator[tuple[Question, Any]]:
+    """The responses of the data that a run reads, texts or token ids, each with its question."""
+    for part in collector_parts(recipe.collector):
+        policy = getattr(part, "policy", part)  # of a collector that helps groups
+        reader = getattr(policy, "reader", None)
+        if not getattr(policy, "brings_responses", False) or reader is None:
+            continue
+        width = width_of(part, config.sampling.group_size)
+        for row, question in zip(DataRows(questions), questions, strict=True):
+            for response in reader(row)[:width]:
+                yield question, response.tokens
