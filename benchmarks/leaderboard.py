@@ -110,7 +110,8 @@ def once(task: str, recipe: str, seed: int, root: Path, extra: Sequence[str]) ->
     except quickstart.CommandFailed as error:
         return {"recipe": recipe, "seed": seed, "failed": str(error)}
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    rewards = [round(row["sampled_reward"], 4) for row in rows if "loss" in row]
+    steps = [row for row in rows if "loss" in row]
+    rewards = [round(row.get("sampled_reward", row.get("reward", 0.0)), 4) for row in steps]
     return {"recipe": recipe, **figures, "rewards": rewards}
 
 
