@@ -7,6 +7,7 @@ calls in XML. The package comes with ``jaxrl_llm[envs]`` and loads where it is u
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_llm.core.reasoning import reasoning_end, split_reply
 from jaxrl_llm.data.messages import Message, Parsed, ToolCall, ToolSpec
 from jaxrl_llm.data.rendering import TurnReader, as_openai, checked_messages, encode_inside
 from jaxrl_llm.data.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ class PackageRenderer(TurnReader):
         self.stop_ids = tuple(dict.fromkeys((first, *others, *tokenizer.eos_ids)))
         self._start = self._renderer.render_ids(list(_BEFORE), add_generation_prompt=True)
         opening = tokenizer.decode(self._start, skip_special=False)
-        self._thinking = opening.rstrip().endswith("<think>")
+        self._thinking = reasoning_end(opening)
         # The tools of the last prompt, by whose types the package reads the arguments of calls.
         self._tools: list[dict[str, Any]] | None = None
 
@@ -72,6 +73,20 @@ class PackageRenderer(TurnReader):
                 "branch"
             )
         return tokens
+
+    def turn(self, text: str) -> list[int]:
+        """See :class:`Renderer`."""
+        thinking, final = split_reply(text)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thinking is not None and final is not None:
+            message |= {"content": final.lstrip("\n"), "reasoning_content": thinking.strip("\n")}
+        (message,) = self._mark([message])
+        ids = list(self._renderer.render_ids([*_BEFORE, message], add_generation_prompt=False))
+        start, turn = ids[: len(self._start)], ids[len(self._start) :]
+        end = next((n for n, i in enumerate(turn) if i in self.stop_ids), None)
+        if not text or start != self._start or end is None:
+            return super().turn(text)
+        return turn[: end + 1]
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """See :class:`Renderer`."""

@@ -17,12 +17,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxrl_llm.core.reasoning import split_reply
 from jaxrl_llm.data.messages import Parsed, ToolCall
 
 MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>")
 """Markup for parsing a turn; in some vocabularies these are special tokens."""
 
-_OPEN, _CLOSE, _THINK, _THOUGHT, _PYTHON = MARKUP
+_OPEN, _CLOSE, _, _, _PYTHON = MARKUP
 _SHAPE = 'A tool call must be a JSON object with "name", a text, and "arguments", an object.'
 _BARE_CALL = re.compile(r'\{\s*"(name|type|function)"\s*:')
 _SPACE = re.compile(r"\s*")
@@ -34,13 +35,14 @@ _MAX_DEPTH = 64  # Python follows some thousand levels, of which the code around
 def parse_turn(text: str, *, complete: bool = True, thinking: bool = False) -> Parsed:
     """Parses a turn.
 
-    Reasoning is the text between a ``<think>`` at the start and the first ``</think>``; calls in it
-    are ignored. Without ``</think>`` everything is reasoning.
+    Reasoning is the text between an opening tag at the start, such as ``<think>``, and the first
+    closing tag, or in channels as of gpt-oss the messages before the final one; calls in it are
+    ignored. Reasoning that does not end is the whole turn.
 
     Args:
       text: Text of the turn, including markup, without its stop token.
       complete: Whether it ended with its stop token.
-      thinking: Whether the prompt has already written ``<think>``.
+      thinking: Whether the prompt has already written the opening tag.
 
     Example:
       >>> turn = parse_turn('Hm. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
@@ -49,16 +51,15 @@ def parse_turn(text: str, *, complete: bool = True, thinking: bool = False) -> P
       >>> parse_turn('<tool_call>{"name": "add"</tool_call>').error
       "A tool call is not valid JSON: Expecting ',' delimiter at character 14."
     """
-    reasoning, ended, rest = "", "", text
-    if thinking or text.lstrip().startswith(_THINK):
-        reasoning, ended, rest = text.lstrip().removeprefix(_THINK).partition(_THOUGHT)
+    reasoning, final = split_reply(text, opened=thinking)
+    ended, rest, reasoning = None not in (reasoning, final), final or "", reasoning or ""
     values, rest, error = _tagged(rest) if _OPEN in rest else _bare(rest)
     calls = []
     for value in values:
         call = _call(value)
         error = error or (_SHAPE if call is None else None)
         calls += [] if call is None else [call]
-    return Parsed(rest.strip(), reasoning.strip(), tuple(calls), error, complete, bool(ended))
+    return Parsed(rest.strip(), reasoning.strip(), tuple(calls), error, complete, ended)
 
 
 def _tagged(text: str) -> tuple[list[Any], str, str | None]:

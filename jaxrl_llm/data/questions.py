@@ -1,12 +1,14 @@
 """Questions: prompts with their token ids."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxrl_llm.data.rendering import ChatRenderer, encode_chat, response_ends
+from jaxrl_llm.core.reasoning import TAGS, split_reply
+from jaxrl_llm.data.rendering import encode_chat, response_ends
+from jaxrl_llm.data.turns import TurnWriter, encode_inside
 
 
 class Question(NamedTuple):
@@ -79,14 +81,41 @@ class TextEncoder:
         """Whether the prompt of a message fits into ``room``."""
         return 0 < len(self._encode(text)) <= self.room
 
-    def response(self, text: str, *, ends: bool = False) -> list[int]:
-        """The tokens of a response, with the stop token if it ``ends``.
+    def response(self, text: str, *, ends: bool = False, begins: bool = True) -> list[int]:
+        """The tokens of a response, after those of its prompt.
 
-        It ends as the chat template ends a turn; without one, with EOS.
+        They are the chat template's rendering of the turn, see :mod:`jaxrl_llm.data.turns`: it may
+        write a reasoning or a channel before the text. Without a template they are the text.
+
+        Args:
+          text: The text.
+          ends: Whether it ends: as the template ends a turn; without one, with EOS.
+          begins: Whether the response begins with it. A later part of one, and a text as it was
+            sampled, get nothing before them.
+
+        Raises:
+          ValueError: If the template does not write the turn after its prompt.
         """
-        first = len(self.tokenizer.encode(""))
-        tokens = self.tokenizer.encode(text, allow_special=False)[first:]
-        return tokens + self._end if ends else tokens
+        writer = self._writer
+        if writer is not None and begins:
+            return writer.tokens(text, ends=ends)
+        if writer is None:
+            tokens = encode_inside(self.tokenizer, text, allow_special=False)
+        else:
+            tokens = writer.inside(text)
+        return [*tokens, *self.end_ids] if ends else tokens
+
+    def check_response(self, text: str) -> None:
+        """Raises ValueError if the template does not write texts like this one after its prompt.
+
+        Texts are alike if they have the same parts; one of each kind is rendered.
+        """
+        thinking, final = split_reply(text)
+        begun = next((tag for tag, _ in TAGS if text.lstrip().startswith(tag)), None)
+        kind = begun, thinking is None, final is None
+        if kind not in self._checked:
+            self.response(text, ends=True)
+            self._checked.add(kind)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -94,11 +123,33 @@ class TextEncoder:
         return response_ends(self.tokenizer, chat=self.chat)
 
     @cached_property
-    def _end(self) -> list[int]:
-        if self.chat:
-            with suppress(Exception):  # as in response_ends
-                return ChatRenderer(self.tokenizer).turn("")
-        return list(self.tokenizer.eos_ids[:1])
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response, of which the last stops the sampler."""
+        return tuple(self._writer.end if self._writer else self.tokenizer.eos_ids[:1])
+
+    @cached_property
+    def _checked(self) -> set[tuple]:
+        return set()
+
+    @cached_property
+    def _writer(self) -> TurnWriter | None:
+        """The writer of responses; None without a chat template, or with one of prompts alone."""
+        talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+        render = functools.partial(self.tokenizer.chat, add_generation_prompt=False)
+        try:
+            asked = render(talk[:1]) if self.chat else None
+        except Exception:  # no template
+            asked = None
+        if asked is None:
+            return None
+        try:
+            ends = self.tokenizer.eos_ids
+            return None if render(talk) == asked else TurnWriter(self.tokenizer, ends)
+        except Exception as error:
+            raise ValueError(
+                f"The chat template cannot write a response: {error}; use a template that writes "
+                "text messages of the assistant (chat_template.jinja in the model's folder)."
+            ) from error
 
     def _encode(self, text: str) -> list[int]:
         if not self.chat:

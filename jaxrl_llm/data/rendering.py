@@ -22,9 +22,11 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, Protocol
 
+from jaxrl_llm.core.reasoning import in_channels, split_reply
 from jaxrl_llm.data.messages import Message, Parsed, ToolSpec
 from jaxrl_llm.data.parsing import MARKUP, parse_turn
 from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.data.turns import REASONING, TurnWriter, encode_inside
 
 _Specs = Sequence[Mapping[str, Any]]  # tools as chat templates take them
 
@@ -60,9 +62,10 @@ class Renderer(Protocol):
         ...
 
     def turn(self, text: str) -> list[int]:
-        """The tokens of a turn with this text, including the token that ends it.
+        """The tokens of a turn with this text after the prompt, including the token that ends it.
 
-        If the prompt has opened the reasoning and the text does not end it, the turn does so first.
+        They are those of the template, see :mod:`jaxrl_llm.data.turns`. If the template rewrites
+        turns, and the prompt has opened the reasoning, the turn ends it before the text.
         """
         ...
 
@@ -150,7 +153,7 @@ class TurnReader:
     def __init__(self, tokenizer: Tokenizer, system: str | None, end: int) -> None:
         self._tokenizer, self._system = tokenizer, system
         self.stop_ids = tuple(dict.fromkeys((end, *tokenizer.eos_ids)))
-        self._thinking = False  # whether the prompt has opened the reasoning
+        self._thinking = ""  # the tag that ends the reasoning, if the prompt has opened it
 
     def turn(self, text: str) -> list[int]:
         """See :class:`Renderer`."""
@@ -159,18 +162,23 @@ class TurnReader:
     def _said(self, text: str) -> list[int]:
         """The tokens of a text, behind the end of the reasoning that the prompt has opened."""
         said = encode_inside(self._tokenizer, text, allow_special=False)
-        if self._thinking and text and "</think>" not in text:
-            return [*encode_inside(self._tokenizer, "\n</think>\n\n"), *said]
+        if self._thinking and text and split_reply(text).thinking is None:
+            return [*encode_inside(self._tokenizer, f"\n{self._thinking}\n\n"), *said]
         return said
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """See :class:`Renderer`."""
         complete = len(tokens) > 0 and int(tokens[-1]) in self.stop_ids
-        return parse_turn(self._text(tokens), complete=complete, thinking=self._thinking)
+        return parse_turn(self._text(tokens), complete=complete, thinking=bool(self._thinking))
 
     def message(self, tokens: Sequence[int]) -> Message:
         """See :class:`Renderer`."""
-        return {"role": "assistant", "content": self._text(tokens)}
+        text = self._text(tokens)
+        if not in_channels(text):
+            return {"role": "assistant", "content": text}
+        thinking, final = split_reply(text)
+        fields = {} if thinking is None else dict.fromkeys(REASONING, thinking)
+        return {"role": "assistant", "content": final or "", **fields}
 
     def _text(self, tokens: Sequence[int]) -> str:
         ids = [int(i) for i in tokens]
@@ -265,15 +273,13 @@ class ChatRenderer(TurnReader):
         self._tools: _Specs = ()
         self._tool_roles: dict[bool, bool] = {}
         self._rewrites: dict[bool, bool] = {}
-        last = self._after([], opening=False)
+        self.writer = TurnWriter(tokenizer, self.stop_ids)
         # What the template puts after the policy's text up to the token that ends its turn. Where
         # it puts none, the policy ends with EOS, which then stays.
-        ids = encode_inside(tokenizer, last)
-        ends = [n for n, i in enumerate(ids) if i in self.stop_ids or self._is_special(i)]
-        self._close = ids[: ends[0] + 1] if ends else []
+        self._close = self.writer.close
         if self._close:
             self.stop_ids = tuple(dict.fromkeys((self._close[-1], *self.stop_ids)))
-        self._thinking = self._render(_BEFORE[:1]).rstrip().endswith("<think>")
+        self._thinking = self.writer.opened
 
     @property
     def rewrites(self) -> bool:
@@ -326,7 +332,10 @@ class ChatRenderer(TurnReader):
 
     def turn(self, text: str) -> list[int]:
         """See :class:`Renderer`."""
-        return [*self._said(text), *(self._close or self.stop_ids[:1])]
+        try:
+            return self.writer.tokens(text)
+        except ValueError:
+            return [*self._said(text), *self.writer.end]
 
     def rewritten(self, conversation: Sequence[Message]) -> bool:
         """Whether the template writes a conversation otherwise than by appending to it.
@@ -391,11 +400,6 @@ class ChatRenderer(TurnReader):
                 text = f"{taken.pop()['content']}\n{text}"
             taken.append({"role": "user", "content": text})
         return taken
-
-    def _is_special(self, token: int) -> bool:
-        return not self._tokenizer.decode([token]) and bool(
-            self._tokenizer.decode([token], skip_special=False)
-        )
 
     def _render(
         self, messages: Sequence[Message], tools: _Specs = (), *, opening: bool = True
@@ -482,16 +486,6 @@ def encode_chat(
     for piece, special in pieces:
         tokens += encode_inside(tokenizer, piece, allow_special=special)
     return tokens
-
-
-def encode_inside(tokenizer: Tokenizer, text: str, *, allow_special: bool = True) -> list[int]:
-    """The tokens of a text within another text: without BOS at its start."""
-    prefix = list(tokenizer.encode(""))
-    if not allow_special:
-        return list(tokenizer.encode(text, allow_special=False))[len(prefix) :]
-    # A text that begins with BOS itself gets no other.
-    start = tokenizer.decode(prefix, skip_special=False)
-    return list(tokenizer.encode(start + text))[len(prefix) :]
 
 
 def as_openai(tool: ToolSpec) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.reasoning import shown_tokens
 from jaxrl_llm.core.runtime.files import parse_json, parsing
 from jaxrl_llm.data.chat import TEMPLATE_FILES, load_templates, render_chat
 from jaxrl_llm.data.patterns import check_patterns
@@ -206,6 +207,14 @@ class PretrainedTokenizer:
         copy.encode_special_tokens = True
         return copy
 
+    @cached_property
+    def _skipped(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The special tokens that `decode` skips, and those that mark reasoning."""
+        added = self._backend.get_added_tokens_decoder().items()
+        specials = {token.content: i for i, token in added if token.special}
+        shown = frozenset(specials[name] for name in shown_tokens(set(specials)))
+        return frozenset(specials.values()) - shown, shown
+
     def backend(self) -> "Backend":
         """A copy of the backend, which adds `prefix_ids` first if it adds special tokens."""
         from tokenizers.processors import TemplateProcessing
@@ -239,11 +248,15 @@ class PretrainedTokenizer:
 
         Unassigned ids are skipped: the vocabulary of a model is often padded, so it can sample
         them. A negative id raises ValueError. ``skip_special`` skips special tokens such as the end
-        of the turn.
+        of the turn, but not those that mark reasoning, such as ``[THINK]`` and the channels of
+        gpt-oss: without them a reply's reasoning and its final part would be one text.
         """
         numbers = [int(i) for i in ids]
         if min(numbers, default=0) < 0:
             raise ValueError(f"decode: token {min(numbers)} is negative")
+        skipped, shown = self._skipped
+        if skip_special and not shown.isdisjoint(numbers):
+            numbers, skip_special = [i for i in numbers if i not in skipped], False
         with _panics("decode"):
             return self._backend.decode(numbers, skip_special_tokens=skip_special)
 
