@@ -101,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
 def _pad_id(tokenizer, config: TrainConfig, model_config) -> int | None:
     """The padding of a reward model; None where it is the token that ends a response."""
     encoder = TextEncoder(tokenizer, sys.maxsize, config.data.chat, config.data.system)
-    pad_id, end = int(tokenizer.pad_id), encoder.response("", ends=True)[-1]
+    pad_id, end = int(tokenizer.pad_id), encoder.end_ids[-1]
     return pad_id if pad_id != end and pad_id < model_config.vocab_size else None
 
 

@@ -41,6 +41,14 @@ _ENDS = (_END, _MORE, "<|call|>", "<|return|>", "<|eot|>", _START)
 _TAG_TOKENS = ("<|channel>", *(tag for pair in TAGS for tag in pair))
 
 
+class Continuation(str):
+    """A text that goes on with a response, or a response as it was sampled.
+
+    A tokenizer of responses encodes it as it is, where it would write another text as the chat
+    template writes a turn.
+    """
+
+
 class Reply(NamedTuple):
     """The parts of a reply.
 

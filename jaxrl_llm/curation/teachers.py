@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.reasoning import without_reasoning
 from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, read_text
-
-_THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 TEMPLATE = "{prompt}\n\n{solution}{feedback}Now answer the question at the top, correctly."
 SOLUTION = "A right answer to it is:\n\n{solution}\n\n"
@@ -42,8 +41,8 @@ def solution_messages(
         feedback of i = what the reward says of i, where there is no solution
         message of i  = None without either
 
-    Thinking (``<think> ... </think>``) is removed from a solution, and so is all text before a
-    ``</think>`` whose beginning stands in the prompt.
+    Thinking (``<think> ... </think>`` and other families' forms, see ``core.reasoning``) is removed
+    from a solution, and so is all text before a ``</think>`` whose beginning stands in the prompt.
 
     Args:
       texts: P lists of G responses.
@@ -94,7 +93,7 @@ def solution_messages(
             if not where[p, g] or not (others or said):
                 row.append(None)
                 continue
-            solution = _without_thinking(group[others[0]]) if others else None
+            solution = without_reasoning(group[others[0]]).strip() if others else None
             parts = {"prompt": prompt, "solution": "", "feedback": ""}
             if solution is not None:
                 parts["solution"] = solution_template.replace("{solution}", solution)
@@ -164,11 +163,6 @@ class ReferenceMessages:
 def _filled(template: str, parts: Mapping[str, str]) -> str:
     """The template with these fields; other braces, and those of the parts, stay as they are."""
     return re.sub(r"{(\w+)}", lambda m: parts.get(m[1], m[0]), template)
-
-
-def _without_thinking(text: str) -> str:
-    """The text without thinking, also where the prompt has written its first ``<think>``."""
-    return _THINKING.sub("", text).rpartition("</think>")[2].strip()
 
 
 def answer_texts(

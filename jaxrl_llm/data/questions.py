@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxrl_llm.core.reasoning import TAGS, split_reply
+from jaxrl_llm.core.reasoning import TAGS, Continuation, split_reply
 from jaxrl_llm.data.rendering import encode_chat, response_ends
 from jaxrl_llm.data.turns import TurnWriter, encode_inside
+
+# At least the tokens that a template writes around the text of a response.
+_AROUND = 64
 
 
 class Question(NamedTuple):
@@ -81,23 +84,21 @@ class TextEncoder:
         """Whether the prompt of a message fits into ``room``."""
         return 0 < len(self._encode(text)) <= self.room
 
-    def response(self, text: str, *, ends: bool = False, begins: bool = True) -> list[int]:
+    def response(self, text: str, *, ends: bool = False) -> list[int]:
         """The tokens of a response, after those of its prompt.
 
         They are the chat template's rendering of the turn, see :mod:`jaxrl_llm.data.turns`: it may
         write a reasoning or a channel before the text. Without a template they are the text.
 
         Args:
-          text: The text.
+          text: The text. A ``core.reasoning.Continuation`` is encoded as it is.
           ends: Whether it ends: as the template ends a turn; without one, with EOS.
-          begins: Whether the response begins with it. A later part of one, and a text as it was
-            sampled, get nothing before them.
 
         Raises:
           ValueError: If the template does not write the turn after its prompt.
         """
         writer = self._writer
-        if writer is not None and begins:
+        if writer is not None and not isinstance(text, Continuation):
             return writer.tokens(text, ends=ends)
         if writer is None:
             tokens = encode_inside(self.tokenizer, text, allow_special=False)
@@ -105,10 +106,11 @@ class TextEncoder:
             tokens = writer.inside(text)
         return [*tokens, *self.end_ids] if ends else tokens
 
-    def check_response(self, text: str) -> None:
-        """Raises ValueError if the template does not write texts like this one after its prompt.
+    def is_short(self, text: str, most: int) -> bool:
+        """Whether a response has clearly at most so many tokens, without encoding each text.
 
-        Texts are alike if they have the same parts; one of each kind is rendered.
+        Raises ValueError, as :meth:`response`, if the template does not write texts of this kind
+        after its prompt: one text with the same parts is rendered.
         """
         thinking, final = split_reply(text)
         begun = next((tag for tag, _ in TAGS if text.lstrip().startswith(tag)), None)
@@ -116,6 +118,7 @@ class TextEncoder:
         if kind not in self._checked:
             self.response(text, ends=True)
             self._checked.add(kind)
+        return len(text.encode()) + _AROUND <= most  # no token is less than a byte
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 from jaxrl_llm.core.compose import Bound
+from jaxrl_llm.core.reasoning import split_reply
 
 Extract = Callable[[str], str | None]
 """From a completion to its answer, or None."""
@@ -69,20 +70,26 @@ def answer_text(answer: Any) -> str:
 
 
 def after_thinking(text: str) -> str | None:
-    """The text after the last ``</think>``, or None if the thinking has not ended.
+    """The final part of a reply, after the end of its thinking; None if no thinking has ended.
+
+    The thinking may have been opened by the prompt. ``core.reasoning.split_reply`` has the markers:
+    ``</think>``, the channels of gpt-oss, and those of other families.
 
     Example:
       >>> from jaxrl_llm import rewards
       >>> rewards.after_thinking("<think>two and two</think> 4")
       ' 4'
+      >>> rewards.after_thinking("two and two[/THINK] 4")
+      ' 4'
     """
-    _, end, answer = text.rpartition("</think>")
-    return answer if end else None
+    reply = split_reply(text)
+    return None if reply.thinking is None else reply.final
 
 
 def without_thinking(text: str) -> str:
-    """The text after the last ``</think>``; the full text if there is none."""
-    return text.rpartition("</think>")[2]
+    """The final part of a reply; the full text if no thinking has ended."""
+    final = split_reply(text).final
+    return text if final is None else final
 
 
 _BOXED = re.compile(r"\\boxed\s*\{")
@@ -99,6 +106,7 @@ def boxed_answer(text: str) -> str | None:
       >>> rewards.boxed_answer(r"\boxed{1}, no: \boxed{\frac{1}{2}}.")
       '\\frac{1}{2}'
     """
+    text = without_thinking(text)
     opening = next(iter(deque(_BOXED.finditer(text), maxlen=1)), None)
     if opening is None:
         return None
@@ -135,6 +143,7 @@ def final_answer(text: str) -> str | None:
     References:
       DAPO (arXiv:2503.14476), whose prompt asks for that line.
     """
+    text = without_thinking(text)
     line = next(iter(deque(_STATED.finditer(text[-_LONGEST:]), maxlen=1)), None)
     if line is None:
         return None
@@ -232,6 +241,7 @@ def math_text(text: str) -> str | None:
 
     Answers are compared as text, not by value: ``1/2`` and ``0.5`` are different answers.
     """
+    text = without_thinking(text)
     answer = boxed_text(text)
     answer = final_answer(text) if answer is None else answer
     if answer is not None:

@@ -18,6 +18,7 @@ from jaxrl_llm.rewards.answers import (
     boxed_text,
     extracts,
     math_text,
+    without_thinking,
 )
 from jaxrl_llm.rewards.pool import VerifierPool
 from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
@@ -69,7 +70,7 @@ _FILTER = _NoTimeoutWarning()
 
 def last_integer_text(text: str) -> str | None:
     """The last number of a text if it is an integer, as :func:`last_integer` reads it."""
-    number = _last_integer(text)
+    number = _last_integer(without_thinking(text))
     return None if number is None else str(number)
 
 
@@ -109,7 +110,7 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
     wanted = [_last_integer(answer_text(x)) for x in answers]
     if not wanted or None in wanted:
         raise ValueError(f"last_integer: metadata['answer'] must hold an integer, got {answer!r}.")
-    return float(_last_integer(completion) in wanted)
+    return float(_last_integer(without_thinking(completion)) in wanted)
 
 
 @extracts(last_integer_text)
@@ -139,7 +140,7 @@ def last_integer_vote(
     """
     known = metadata.get("answer") is not None
     reward = last_integer(prompt, completion, metadata) if known else 0.0
-    number = _last_integer(completion)
+    number = _last_integer(without_thinking(completion))
     # A component is float32, which holds integers below 2^24 exactly.
     return {"reward": reward, "answer_ids": float(-1 if number is None else number % 2**23)}
 
@@ -231,6 +232,7 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
                 f"{self.__qualname__}: metadata['entry'] is missing; prompts of "
                 "from_reasoning_gym have it."
             )
+        completion = without_thinking(completion)
         tagged = self._extract(completion)
         answer = completion.strip() if tagged is None else tagged
         return float(self._dataset.score_answer(answer, metadata["entry"]))
@@ -271,7 +273,7 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
       Kydlíček, Math-Verify (the package math-verify; there is no paper).
     """
     del prompt
-    return _equals("math_verify", completion, metadata)
+    return _equals("math_verify", without_thinking(completion), metadata)
 
 
 @extracts(boxed_text)
@@ -315,10 +317,10 @@ def _reasoned_text(text: str) -> str | None:
 
 @extracts(_reasoned_text)
 def reasoning_accuracy(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
-    r""":func:`math_verify` of the text after the last ``</think>``; zero if there is none.
+    r""":func:`math_verify` of the reply after its thinking; zero if no thinking has ended.
 
     Numbers within the thinking do not count, and a completion that never ends its thinking is
-    wrong. Use ``math_verify_pool(reasoning_accuracy)`` in training.
+    wrong; see :func:`after_thinking`. Use ``math_verify_pool(reasoning_accuracy)`` in training.
 
     Args:
       prompt, completion, metadata: As of :func:`math_verify`.

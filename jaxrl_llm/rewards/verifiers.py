@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from jaxrl_llm.core.reasoning import is_well_formed
 from jaxrl_llm.rewards.answers import (
     LETTERS,
     answer_text,
@@ -81,7 +82,7 @@ def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
         F1 = 2 common / (words of the reply + words of the answer)
 
     Words are compared in lower case, without punctuation and articles, by
-    :func:`normalize_words`; the text before ``</think>`` is not read. If either is "yes", "no" or
+    :func:`normalize_words`; the thinking is not read. If either is "yes", "no" or
     "noanswer", they must be equal.
 
     Args:
@@ -234,6 +235,11 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
 def think_format(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """One if the reply begins with one ``<think>`` part that ends, else zero.
 
+    Many chat templates write ``<think>`` into the prompt, which is not a part of the completion: a
+    completion without the tag has it from the prompt, if it has ``</think>`` once. Line breaks may
+    stand before the tag. The tags of other families, such as ``[THINK]`` and ``[/THINK]``, count in
+    the same way, and so do channels, as of gpt-oss, with an analysis and a final message.
+
     Args:
       prompt, metadata: Not read.
       completion: The reply.
@@ -243,16 +249,17 @@ def think_format(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
 
     Example:
       >>> from jaxrl_llm import rewards
-      >>> [rewards.think_format("", x, {}) for x in ("<think>2</think> 4", "<think>2", "4")]
-      [1.0, 0.0, 0.0]
+      >>> [rewards.think_format("", x, {}) for x in ("<think>2</think> 4", "2</think> 4")]
+      [1.0, 1.0]
+      >>> [rewards.think_format("", x, {}) for x in ("<think>2", "4", "2</think> 4</think>")]
+      [0.0, 0.0, 0.0]
 
     References:
-      DeepSeek-R1 (arXiv:2501.12948), as TRL's `think_format_reward`.
+      DeepSeek-R1 (arXiv:2501.12948), as TRL's `think_format_reward`, which is zero for a completion
+      whose tag is in the prompt.
     """
     del prompt, metadata
-    rest = completion.removeprefix("<think>")
-    opens = rest != completion and "<think>" not in rest
-    return float(opens and "</think>" in rest)
+    return float(is_well_formed(completion))
 
 
 def word_repetition(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:

@@ -34,6 +34,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.reasoning import reasoning_end
 from jaxrl_llm.core.runtime.watchdog import Watchdog
 from jaxrl_llm.curation.collectors.protocol import Response, TurnStart
 from jaxrl_llm.data.messages import Message, Parsed
@@ -638,7 +639,7 @@ def rewrites_reasoning(renderer: Any, tokenizer: Any, tools: Sequence[Any]) -> b
     reply: Message = {"role": "tool" if tools else "user", "content": "And now?"}
     prompt, read = renderer.prompt(messages, tools), list[int]()
     said = "<think>\nHm.\n</think>\n\nYes."
-    if tokenizer.decode(prompt, skip_special=False).rstrip().endswith("<think>"):
+    if reasoning_end(tokenizer.decode(prompt, skip_special=False)):
         said = said.removeprefix("<think>\n")  # the template has opened the reasoning
     for _ in range(2):
         turn = renderer.turn(said)

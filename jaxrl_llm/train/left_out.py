@@ -24,8 +24,6 @@ from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.sampler import prompt_room
 from jaxrl_llm.train.config import TrainConfig
 
-# At least the tokens that end a response.
-_END_ROOM = 8
 # When a run says that it is still reading the answers of the data.
 _SLOW_SECONDS = 20.0
 
@@ -217,8 +215,8 @@ def _long_responses(
     places = {id(question): i for i, question in enumerate(questions)}
     for question, tokens in data_responses(config, recipe, questions):
         if isinstance(tokens, str):
-            if len(tokens.encode()) + _END_ROOM <= most:
-                continue  # no token is less than a byte
+            if encoder.is_short(tokens, most):
+                continue
             tokens = encoder.response(tokens, ends=True)
         if len(tokens) > most:
             yield places[id(question)], question.prompt.name, len(tokens)

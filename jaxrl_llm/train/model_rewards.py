@@ -194,17 +194,18 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
         rows: dict[int, tuple[list[int], list[int]]] = {}
         for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             name, messages = repr(prompt[:40]), _conversation(prompt, metadata[i])
-            tokens = (
-                encoder.conversation(messages, name) if messages else encoder.prompt(prompt, name),
-                encoder.response(completion, ends=True),
+            asked = (
+                encoder.conversation(messages, name) if messages else encoder.prompt(prompt, name)
             )
-            if self.read_at == "end":
-                try:  # the prompt alone was rendered above, so an error is of the completion
+            try:  # the prompt alone was rendered above, so an error is of the completion
+                if self.read_at == "end":
                     written = _written(encoder, prompt, messages, completion)
-                except ValueError as error:
-                    out[i] = Failure(f"raised ValueError: {one_line(str(error))}", error)
-                    continue
-                tokens = written[:-1], written[-1:]
+                    tokens = written[:-1], written[-1:]
+                else:
+                    tokens = asked, encoder.response(completion, ends=True)
+            except ValueError as error:
+                out[i] = Failure(f"raised ValueError: {one_line(str(error))}", error)
+                continue
             length, most = len(tokens[0]) + len(tokens[1]), model.config.max_length
             largest, size = max([*tokens[0], *tokens[1]]), model.config.vocab_size
             if length > most:

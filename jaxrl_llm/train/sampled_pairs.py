@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.reasoning import split_reply
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.curation import right_over_wrong
 from jaxrl_llm.data.prompts import Prompt
@@ -61,7 +62,8 @@ def sample_pairs(
     """Pairs correct and wrong responses of a policy to the prompts that a run trains on.
 
     Of several responses with equal text only the first that was graded takes part. A response that
-    did not end is excluded, since as data it would be followed by the stop token.
+    did not end, or ended within its reasoning, is excluded: as data it would be followed by the
+    stop token.
 
     Args:
       experiment: A run with a reward; its held-out questions are not sampled.
@@ -87,6 +89,8 @@ def sample_pairs(
     sampler = experiment.sampler(samples)
 
     def encodes(text: str) -> bool:
+        if split_reply(text).final is None:
+            return False  # no turn of a chat template ends within its reasoning
         tokens = experiment.encoder.response(text, ends=True)
         return bool(text.strip()) and len(tokens) <= sampling.max_new_tokens
 

@@ -29,6 +29,7 @@ from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.core.packing import rewritten_rows
+from jaxrl_llm.core.reasoning import Continuation
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import parse_json, reason, with_home, write_whole
 from jaxrl_llm.core.sizes import power_of_two
@@ -541,13 +542,14 @@ class AlignedTeacher:
             ends = bool(tokens) and tokens[-1] in stops
             body = tokens[:-1] if ends else tokens
             words = ours.decode(body)
-            said, written = there.response(words), there.response(words, ends=ends)
+            said, more = _said(there, words)
+            end = list(there.end_ids) if ends else []
             # Tokens are aligned by the places of characters, which a normalizer may move.
-            same.append(len(theirs.decode(said)) == len(words))
+            same.append(len(theirs.decode(said)) == len(words) + more)
             prompts.append(there.prompt(text, "of the teacher"))
             # At least one token: an empty response is scored too, and no span reads it.
-            rows.append(written or list(theirs.eos_ids[:1]))
-            cut.append((body, said, len(written) - len(said)))
+            rows.append([*said, *end] or list(theirs.eos_ids[:1]))
+            cut.append((body, said, more, len(end)))
         context = getattr(self.teacher, "context", None)
         fits = [
             context is None or len(x) + len(y) <= context
@@ -569,14 +571,15 @@ class AlignedTeacher:
         fitting = [list(itertools.compress(x, fits)) for x in (prompts, rows)]
         scores = iter(self.teacher.score(*fitting) if any(fits) else ())
         out = []
-        for response, (body, said, after), fit in zip(responses, cut, fits, strict=True):
+        for response, (body, said, more, after), fit in zip(responses, cut, fits, strict=True):
             ends = len(response) - len(body)
             if not fit:
                 n = len(response)
                 out.append((np.full(n, -1, np.int32), np.zeros(n, np.float32)))
                 continue
             score = next(scores)
-            ids, other = align_spans(token_ends(body, ours.decode), token_ends(said, theirs.decode))
+            before = token_ends(body, ours.decode), token_ends(said, theirs.decode)
+            ids, other = _aligned(*before, more)
             if ends:  # what ends the turn is one span; a template may write several tokens there
                 last = max(int(ids.max(initial=-1)), int(other.max(initial=-1))) + 1
                 ids = np.append(ids, np.int32(last))
@@ -586,6 +589,37 @@ class AlignedTeacher:
             sums[-1] = 0.0
             out.append((ids, np.float32(sums[ids])))
         return out
+
+
+def _said(there: TextEncoder, words: str) -> tuple[list[int], int]:
+    """The tokens of a sampled text after the teacher's prompt, and how many characters are added.
+
+    The teacher's template may begin the turn with more than the text, or have written the beginning
+    of the text in the prompt; then the number is negative.
+    """
+    plain = there.response(Continuation(words))
+    try:
+        said = there.response(words)
+    except ValueError:
+        return plain, 0
+    text = there.tokenizer.decode(said)
+    same = text.endswith(words) or words.endswith(text)
+    return (said, len(text) - len(words)) if same else (plain, 0)
+
+
+def _aligned(
+    ends: Sequence[int | None], other_ends: Sequence[int | None], more: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The spans of a text of which the second tokens have ``more`` characters at the beginning."""
+    parts = []
+    for each, skip in ((ends, max(-more, 0)), (other_ends, max(more, 0))):
+        before = [n for n, end in enumerate(each, 1) if end is not None and end <= skip]
+        first = before[-1] if skip and before else 0
+        parts.append((first, [None if end is None else end - skip for end in each[first:]]))
+    (first, ours), (second, theirs) = parts
+    ids, other = align_spans(ours, theirs)
+    pad = np.int32(-1)
+    return np.append(np.full(first, pad), ids), np.append(np.full(second, pad), other)
 
 
 def check_host_teacher(recipe: Recipe, teacher: Any) -> None:

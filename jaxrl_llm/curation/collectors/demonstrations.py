@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.reasoning import Continuation
 from jaxrl_llm.curation.collectors.hints.hinted import (
     GuidedGroup,
     as_response,
@@ -133,7 +134,8 @@ class _Demonstrations(HintedPolicy):
                 # A demonstration up to its answer, then the reference answer, which alone counts.
                 place = text.rfind(answer)
                 before = text[:place] if place >= 0 else f"{text}\n"
-                context, tokens = list(group.encode(before)), list(group.encode(answer))
+                context = list(group.encode(before))
+                tokens = list(group.encode(Continuation(answer)))
                 if (most := self.max_new_tokens) is not None:
                     tokens = tokens[:most]
                     # What comes right before the answer stays.

@@ -381,8 +381,8 @@ class Collection(NamedTuple):
         demonstrations, paraphrases, difficulty.
       version: Version of the weights that sample.
       stop_ids: Tokens that end a response.
-      encode: ``encode(text, ends=False) -> tokens`` of a response, with the token that ends it if
-        ``ends``.
+      encode: ``encode(text, ends=False) -> tokens`` of a response by the chat template, with the
+        token that ends it if ``ends``; a ``core.reasoning.Continuation`` is encoded as it is.
       decode: ``tokens -> text``.
       takes_text: ``text -> bool``, whether a message is short enough for a prompt.
       plays: Whether the rollouts are episodes of an environment, which alone rewards them.

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.core.reasoning import Continuation
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import write_whole
 from jaxrl_llm.core.sizes import power_of_two
@@ -259,7 +260,7 @@ class _Shared:
                 break
             responses: list[Response] = []
             for text, ended in zip(known[i].texts, known[i].ended, strict=True):
-                tokens = np.asarray(collection.encode(text, ends=ended), np.int32)
+                tokens = np.asarray(collection.encode(Continuation(text), ends=ended), np.int32)
                 if not 1 <= len(tokens) <= (self.max_new_tokens or len(tokens)):
                     responses = []  # one response that is too long or empty spoils its group
                     break

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree
+from jaxrl_llm.core.reasoning import Continuation
 from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, read_text
 from jaxrl_llm.curation.collectors.protocol import (
     TEXT,
@@ -79,7 +80,7 @@ class _PlainTexts:
 
     def _response(self, row: Mapping[str, Any], collection: Collection) -> Response:
         # A document ends as the one before it did, not as a turn of a chat.
-        tokens = [*collection.encode(row[self.column]), *collection.stop_ids[:1]]
+        tokens = [*collection.encode(Continuation(row[self.column])), *collection.stop_ids[:1]]
         cut = np.asarray(tokens, np.int32)[: self.max_new_tokens]
         return Response(cut, finish=_STOP if len(cut) == len(tokens) else _LENGTH, reward=0.0)
 

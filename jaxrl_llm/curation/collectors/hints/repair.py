@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.core.reasoning import Continuation
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, HintPolicy, read_text
 from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_policy, of_role
 from jaxrl_llm.curation.collectors.protocol import (
@@ -81,7 +82,8 @@ class _Repair(HintedPolicy):
                 requests.append(Request(1, text=text, responses=responses, role=JUDGE))
                 continue
             shown = group.decode([int(x) for x in begins.tokens])
-            end = group.encode(self.teacher(group.row["text"], shown), ends=True)
+            text = self.teacher(group.row["text"], shown)
+            end = group.encode(Continuation(text) if length else text, ends=True)
             response = _joined(begins, np.int32(end))
             most = self.max_new_tokens
             if most is not None and len(response.tokens) > most:
