@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import tyro
@@ -35,6 +36,8 @@ class Evaluate:
       success: A completion is right if its reward is at least this.
       seed: Seed of the sampling; by default that of the config.
       json: Print one JSON object.
+      template_options: Variables of the chat template, such as enable_thinking=false; those of the
+        run stay, unless they have the same name.
     """
 
     target: tyro.conf.Positional[str]
@@ -47,6 +50,7 @@ class Evaluate:
     success: float | None = None
     seed: int | None = None
     json: bool = False
+    template_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         if self.seed is not None and self.seed < 0:
@@ -163,6 +167,7 @@ def _to_evaluate(args: Evaluate, target: options.Target) -> TrainConfig:
         )
     with options.usage_errors():
         config = dataclasses.replace(config, evaluation=evaluation)
+    config = options.add_template_options(config, args.template_options)
     if run_dir is not None:
         config = options.on_these_devices(options.in_its_precision(run_dir, config))
         if not (config.compares_held_out and config.keeps_start):

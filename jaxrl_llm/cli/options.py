@@ -19,7 +19,7 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,7 +37,7 @@ from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.core.runtime.processes import ProcessError
 from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.secrets import mask
-from jaxrl_llm.data.chat import dated
+from jaxrl_llm.data.chat import dated, read_template_options, with_template_options
 from jaxrl_llm.models.lora import LoRAConfig, with_adapter
 from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.recipes.catalog import check_preset
@@ -188,9 +188,20 @@ _FROM_CONFIG = tyro.constructors.PrimitiveConstructorSpec(
 )
 
 
+_OF_TEMPLATE = tyro.constructors.PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="NAME=VALUE ...",
+    instance_from_str=read_template_options,
+    is_instance=lambda x: isinstance(x, Mapping),
+    str_from_instance=lambda x: [f"{name}={json.dumps(value)}" for name, value in x.items()],
+)
+
+
 def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
     """How fields that hold functions and recipes are written on a command line."""
     origin = typing.get_origin(info.type)
+    if origin is Mapping:  # the options of a template
+        return _OF_TEMPLATE
     if origin is tuple:  # tyro asks again for each of its elements
         return None
     is_union = origin in (typing.Union, types.UnionType)
@@ -497,11 +508,13 @@ def load_policy(
     choice: CheckpointChoice,
     *,
     dtype: str | None = None,
+    template_options: Mapping[str, Any] | None = None,
     check: Callable[[TrainConfig], None] = lambda config: None,
 ) -> Policy:
     """The model of a name, or of a run at the chosen checkpoint.
 
-    ``dtype`` None is float32, or that of the run. ``check`` may raise UsageError for the
+    ``dtype`` None is float32, or that of the run. ``template_options`` are those of the chat
+    template, in place of the run's of the same names. ``check`` may raise UsageError for the
     configuration of a run, before anything is loaded.
     """
     name = choice.target
@@ -511,8 +524,10 @@ def load_policy(
         choice.check(None)
         check_exists(name)
         with usage_errors():
+            # Before the weights: an option that the template does not read is an error.
+            tokenizer = with_template_options(data.load_tokenizer(name), template_options)
             model, params = models.load_model(name, dtype=dtype or "float32")
-            return Policy(model, params, data.load_tokenizer(name))
+            return Policy(model, params, tokenizer)
     from jaxrl_llm.train.run_models import load_model
 
     config, _ = load_target(name, trust=choice.trust)
@@ -523,6 +538,7 @@ def load_policy(
             "with train.reward_model."
         )
     check(config)
+    config = add_template_options(config, template_options)
     before = in_its_precision(Path(name), config)
     if dtype is not None:
         with usage_errors():
@@ -543,6 +559,15 @@ def load_policy(
         params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
     files = digest_of_files(checkpoints.path(checkpoints.last or 0))
     return Policy(model, params, tokenizer, config, checkpoints.last, files)
+
+
+def add_template_options(config: TrainConfig, options: Mapping[str, Any] | None) -> TrainConfig:
+    """The config with options of the chat template in place of those of the same names."""
+    if not options:
+        return config
+    data, both = config.data, {**config.data.template_options, **options}
+    with usage_errors():
+        return dataclasses.replace(config, data=dataclasses.replace(data, template_options=both))
 
 
 def without_start(config: TrainConfig) -> TrainConfig:

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,6 +73,8 @@ class Sample:
       dtype: Dtype of the model; by default float32, or that of the run.
       raw: Use the prompt without the chat template, as for a run trained without it.
       system: A system message before each prompt; by default that of the run.
+      template_options: Variables of the chat template, such as enable_thinking=false; those of the
+        run stay, unless they have the same name.
     """
 
     model: tyro.conf.Positional[str]
@@ -97,6 +99,7 @@ class Sample:
     dtype: Literal["float32", "bfloat16"] | None = None
     raw: bool = False
     system: str | None = None
+    template_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         for name in ("n", "max_new_tokens", "min_new_tokens", "slots"):
@@ -111,8 +114,12 @@ class Sample:
             )
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"--seed must not be negative; got {self.seed}.")
-        if self.system is not None and self.raw:
-            raise ValueError("--system has no effect with --raw, which leaves out the template.")
+        for option in ("system", "template_options"):
+            if getattr(self, option) not in (None, {}) and self.raw:
+                name = option.replace("_", "-")
+                raise ValueError(
+                    f"--{name} has no effect with --raw, which leaves out the template."
+                )
         if self.prompts and self.file is not None:
             raise ValueError("Give prompts or --file, not both.")
         if self.json and self.out is not None:
@@ -237,6 +244,8 @@ class Job:
         }
         if files is not None:  # a run may have been made again, a model replaced
             settings["checkpoint"] = files
+        if chat and (variables := getattr(tokenizer, "template_options", None)):
+            settings["template_options"] = variables
         self._stop_ids = response_ends(tokenizer, chat=chat)
         if set(self._stop_ids) != set(tokenizer.eos_ids):
             settings["stop_ids"] = self._stop_ids
@@ -251,6 +260,7 @@ class Job:
 
         def check(config: TrainConfig) -> None:
             used = {"--system": system is not None, "--raw": args.raw}
+            used["--template-options"] = bool(args.template_options)
             for option in filter(used.get, used):
                 if not config.data.chat:
                     raise UsageError(
@@ -259,7 +269,9 @@ class Job:
 
         # Before the model is read: files that are replaced meanwhile are another model's.
         files = digest_of_model(Path(args.model), args.out)
-        policy = options.load_policy(choice, dtype=args.dtype, check=check)
+        policy = options.load_policy(
+            choice, dtype=args.dtype, template_options=args.template_options, check=check
+        )
         if policy.config is not None:
             data = policy.config.data
             chat = data.chat and chat

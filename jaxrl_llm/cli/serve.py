@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import tyro
@@ -49,6 +49,8 @@ class Serve:
       best: Use the checkpoint of a run that was saved as best.
       trust: Execute the config.py of a run that was not made here; read it first.
       dtype: Dtype of the model; by default float32, or that of the run.
+      template_options: Variables of the chat template, such as enable_thinking=false; those of the
+        run stay, unless they have the same name.
       max_waiting: Maximum number of requests that wait, decode or are scored; further ones are
         rejected.
       max_body: Maximum bytes of a request.
@@ -70,6 +72,7 @@ class Serve:
     best: bool = False
     trust: bool = False
     dtype: Literal["float32", "bfloat16"] | None = None
+    template_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_waiting: int = 1024
     max_body: int = 2**24
 
@@ -114,7 +117,7 @@ def run(arguments: Sequence[str]) -> int:
     options.use_compilation_cache()
     _print(f"Loading {args.model} ...")
     choice = options.CheckpointChoice(args.model, args.step, args.best, args.trust)
-    policy = options.load_policy(choice, dtype=args.dtype)
+    policy = options.load_policy(choice, dtype=args.dtype, template_options=args.template_options)
     chat, system, config = True, None, policy.config
     if config is not None:  # as the policy was trained
         chat, system = config.data.chat, config.data.system

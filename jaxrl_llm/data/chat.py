@@ -1,6 +1,8 @@
 """Chat templates, rendered as transformers renders them."""
 
 import contextlib
+import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -51,6 +53,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     special_tokens: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> str:
     r"""The text of a conversation by the chat template of a model, special tokens spelled out.
 
@@ -63,6 +66,7 @@ def render_chat(
       add_generation_prompt: Whether to end with the opening of the assistant's turn.
       tools: Specifications as in OpenAI's API; many templates do not read them.
       special_tokens: Names the template may use, such as `bos_token`.
+      options: Other variables for the template, such as `enable_thinking`.
 
     Raises:
       TypeError: If a message is not a mapping with a role.
@@ -86,6 +90,7 @@ def render_chat(
                 f"{message!r}"
             )
     values = {
+        **(options or {}),
         **(special_tokens or {}),
         "messages": [dict(message) for message in messages],
         "tools": [dict(tool) for tool in tools] if tools else None,
@@ -96,6 +101,78 @@ def render_chat(
         return templates.render(template, values, date=_date)
     except TemplateError as error:
         raise ValueError(f"render_chat: the chat template raised an error: {error}") from error
+
+
+def with_template_options(tokenizer: Any, options: Mapping[str, Any] | None) -> Any:
+    """The tokenizer with variables for its chat template, such as ``enable_thinking``.
+
+    Args:
+      tokenizer: A ``data.Tokenizer``.
+      options: Values by name, in place of the tokenizer's; None or empty changes nothing.
+
+    Raises:
+      ValueError: If the chat template does not read a variable; the message has those it reads.
+
+    Example:
+      >>> from jaxrl_llm.data.chat import with_template_options
+      >>> from jaxrl_llm.testing import ByteTokenizer
+      >>> with_template_options(ByteTokenizer(), {"enable_thinking": False})
+      Traceback (most recent call last):
+      ...
+      ValueError: data: template_options names enable_thinking, but ByteTokenizer has no template.
+    """
+    if not options:
+        return tokenizer
+    from jinja2 import TemplateError
+
+    from jaxrl_llm.data import templates
+
+    sources = [getattr(tokenizer, name, None) for name in ("template", "tool_template")]
+    sources = [source for source in sources if isinstance(source, str)]
+    names = ", ".join(options)
+    if not sources or not hasattr(tokenizer, "template_options"):
+        raise ValueError(
+            f"data: template_options names {names}, but {type(tokenizer).__name__} has no template."
+        )
+    try:
+        read = sorted({name for source in sources for name in templates.read_variables(source)})
+    except TemplateError as error:
+        raise ValueError(f"data: the chat template is broken: {error}") from error
+    if unread := [name for name in options if name not in read]:
+        reads = f"it reads {', '.join(read)}" if read else "it reads no variables"
+        raise ValueError(
+            f"data: template_options names {', '.join(unread)}, which the chat template does not "
+            f"read; {reads}."
+        )
+    other = copy.copy(tokenizer)
+    other.template_options = {**tokenizer.template_options, **options}
+    return other
+
+
+def read_template_options(words: Sequence[str]) -> dict[str, Any]:
+    """Options for a template as they are written on a command line: ``name=value``.
+
+    A value is JSON, such as ``false`` and ``2``, or else a text.
+
+    Raises:
+      ValueError: If a word has another form.
+
+    Example:
+      >>> read_template_options(["enable_thinking=false", "reasoning_effort=low"])
+      {'enable_thinking': False, 'reasoning_effort': 'low'}
+    """
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(
+                f"template-options: expected name=value, as in enable_thinking=false; got {word!r}"
+            )
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = {"False": False, "True": True, "None": None}.get(value, value)
+    return options
 
 
 def load_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:

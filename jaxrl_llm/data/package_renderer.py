@@ -77,11 +77,11 @@ class PackageRenderer(TurnReader):
     def turn(self, text: str) -> list[int]:
         """See :class:`Renderer`."""
         thinking, final = split_reply(text)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        said: dict[str, Any] = {"role": "assistant", "content": text}
         if thinking is not None and final is not None:
-            message |= {"content": final.lstrip("\n"), "reasoning_content": thinking.strip("\n")}
-        (message,) = self._mark([message])
-        ids = list(self._renderer.render_ids([*_BEFORE, message], add_generation_prompt=False))
+            said |= {"content": final.lstrip("\n"), "reasoning_content": thinking.strip("\n")}
+        talk = [*_BEFORE, *self._mark([said])]
+        ids = list(self._renderer.render_ids(talk, add_generation_prompt=False))
         start, turn = ids[: len(self._start)], ids[len(self._start) :]
         end = next((n for n, i in enumerate(turn) if i in self.stop_ids), None)
         if not text or start != self._start or end is None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -43,6 +44,9 @@ _REFUSED = ("encode", "maketrans", "to_bytes", "translate")
 _GROWING = ("%", "expandtabs", "format", "format_map", "indent", "replace")
 _GROWING += ("rfind", "rindex", "rpartition", "rsplit")
 _ANY_NUMBER = ("%", "d", "default", "format", "format_map")
+# What every rendering gives a template.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "tool_call"}
+_GIVEN |= {f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls")}
 _MANY = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
 
 
@@ -64,6 +68,38 @@ def render(source: str, values: Mapping[str, Any], *, date: datetime | None = No
         raise TemplateError(text) from error
     finally:
         _budget.reset(token)
+
+
+def read_variables(source: str) -> tuple[str, ...]:
+    """The names of the variables by which a user may steer a template, sorted.
+
+    They are the names that the template reads from outside, without those that it only sets itself
+    in some branch, and without what each rendering gives it, such as the messages.
+
+    Raises:
+      TemplateError: If the template is broken.
+
+    Example:
+      >>> read_variables("{% if enable_thinking is defined %}{{ messages[0].content }}{% endif %}")
+      ('enable_thinking',)
+    """
+    tree = _environment()._parse(source, None, None)
+    stored = {x.name for x in tree.find_all(nodes.Name) if x.ctx != "load"}
+    parameters = {x.name for x in tree.find_all(nodes.Name) if x.ctx == "param"}
+    # A variable that is set only if it is not defined is steered from outside.
+    tested = {
+        x.node.name
+        for x in tree.find_all((nodes.Test, nodes.Filter))
+        if x.name in ("defined", "undefined", "default", "d") and isinstance(x.node, nodes.Name)
+    }
+    tested |= {  # x = x or 0
+        x.node.left.name
+        for x in tree.find_all(nodes.Assign)
+        if isinstance(x.node, nodes.Or) and isinstance(x.node.left, nodes.Name)
+    }
+    return tuple(
+        sorted(find_undeclared_variables(tree) - (stored - (tested - parameters)) - _GIVEN)
+    )
 
 
 class _Budget:

@@ -100,6 +100,7 @@ class PretrainedTokenizer:
         self.prefix_ids = tuple(int(i) for i in prefix_ids)
         self.template, self.tool_template = template, tool_template
         self.special_tokens = dict(special_tokens or {})
+        self.template_options: dict[str, Any] = {}  # see chat.with_template_options
 
     @classmethod
     def from_gguf(cls, file: "GgufFile") -> "PretrainedTokenizer":
@@ -285,6 +286,7 @@ class PretrainedTokenizer:
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             special_tokens=self.special_tokens,
+            options=self.template_options,
         )
 
 

@@ -163,12 +163,12 @@ class TurnWriter:
 
     def _overlap(self, text: str) -> int:
         """How many characters of a text the prompt has written already: a tag of reasoning."""
-        start = len(text) - len(text.lstrip())
-        longest = max((len(tag) for tag, _ in TAGS if text.startswith(tag, start)), default=0)
-        for end in range(min(len(text), start + longest + 2), start + longest - 1, -1):
-            if self._opened_by and self._opening.endswith(text[start:end]):
-                return end
-        return 0
+        begun = len(text) - len(text.lstrip())
+        if not self.opened or not text.startswith(self._opened_by, begun):
+            return 0
+        end = begun + len(self._opened_by)
+        space = self._opening[len(self._opening.rstrip()) :]
+        return end + len(space) if text.startswith(space, end) else end
 
     def _refusal(self, text: str, written: str | None) -> str:
         start = f"The chat template does not write the response {text[:40]!r} after its prompt"

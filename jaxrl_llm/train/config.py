@@ -1,7 +1,7 @@
 """The configuration of a run: frozen records. An option without an effect raises an error."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class DataConfig:
       too_long: Treatment of rows with a prompt or a response of the data that is too long:
         "refuse" the run, "drop" and count them, or "truncate": a response has its first
         `max_new_tokens` tokens and no end, a prompt its last tokens.
+      template_options: Variables of the chat template by name, such as enable_thinking=false.
     """
 
     prompts: PromptSource | str
@@ -69,6 +70,7 @@ class DataConfig:
     system: str | None = None
     unreadable: str = "refuse"
     too_long: str = "refuse"
+    template_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         name = "data"
@@ -83,8 +85,9 @@ class DataConfig:
                 "data: held_out has no effect if evaluation names its own prompts; set held_out to "
                 "0."
             )
-        if self.system is not None and not self.chat:
-            raise ValueError("data: system has no effect without the chat template (chat=False).")
+        for x in () if self.chat else ("system", "template_options"):
+            if getattr(self, x) not in (None, {}):
+                raise ValueError(f"data: {x} has no effect without the chat template (chat=False).")
 
 
 @dataclass(frozen=True, kw_only=True)

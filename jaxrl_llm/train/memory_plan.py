@@ -24,6 +24,7 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.memory import available_memory
 from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation.collectors.protocol import declares, in_order, width_of
+from jaxrl_llm.data.chat import with_template_options
 from jaxrl_llm.evolution.leaves import num_drawn
 from jaxrl_llm.models.denoising import block_length_of, is_causal
 from jaxrl_llm.models.lora import Adapted, trainable
@@ -348,7 +349,9 @@ def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
             scan_layers=config.scan_layers,
         )
         model = models.make_model(shape)
-        return model, models.param_shapes(model), data.load_tokenizer(files.tokenizer)
+        tokenizer = data.load_tokenizer(files.tokenizer)
+        tokenizer = with_template_options(tokenizer, config.data.template_options)
+        return model, models.param_shapes(model), tokenizer
     built: list[Any] = []
 
     def build():

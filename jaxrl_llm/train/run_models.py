@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.data.chat import with_template_options
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.config import ModelConfig, differences
@@ -83,6 +84,8 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
         model, params, tokenizer = config.model()
         params = _placed(model, params, mesh)
         found = OpenedModel(model, tokenizer, lambda: params, lambda: params)
+    tokenizer = with_template_options(found.tokenizer, config.data.template_options)
+    found = found._replace(tokenizer=tokenizer)
     return found if config.init_from is None else _begun_from(config.init_from, found)
 
 
@@ -323,7 +326,9 @@ def load_subagent(
         return None
     options, sampling = config.subagent, config.sampling
     if options.model is not None:
-        model, params, tokenizer = load_model(config.with_model(options.model), mesh)
+        data = dataclasses.replace(config.data, template_options={})  # of the policy's template
+        other = dataclasses.replace(config.with_model(options.model), data=data)
+        model, params, tokenizer = load_model(other, mesh)
     needed = options.prompt_length + options.max_new_tokens
     if needed > model.config.max_length:
         raise ValueError(
