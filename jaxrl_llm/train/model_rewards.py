@@ -25,6 +25,7 @@ from jaxrl_llm import rewards
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.compose import changed_options
+from jaxrl_llm.core.reasoning import Continuation, split_reply
 from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.curation import judge_message
 from jaxrl_llm.data.questions import TextEncoder
@@ -202,7 +203,10 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
                     written = _written(encoder, prompt, messages, completion)
                     tokens = written[:-1], written[-1:]
                 else:
-                    tokens = asked, encoder.response(completion, ends=True)
+                    # A reply that was cut off within its reasoning is no turn of a template.
+                    whole = split_reply(completion).final is not None
+                    said = completion if whole else Continuation(completion)
+                    tokens = asked, encoder.response(said, ends=True)
             except ValueError as error:
                 out[i] = Failure(f"raised ValueError: {one_line(str(error))}", error)
                 continue
@@ -232,7 +236,11 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
             return float(values[len(tokens) - 1])
         ends = rewards.step_ends(completion, separator=self.separator)
         decode = self._loaded.encoder.tokenizer.decode
-        steps = rewards.turns_of_tokens(tokens, ends, decode=decode)
+        # The template may write more before the text, or have written its beginning in the prompt.
+        text = decode(tokens)
+        same = text.endswith(completion) or completion.endswith(text)
+        more = len(text) - len(completion) if same else 0
+        steps = rewards.turns_of_tokens(tokens, [end + more for end in ends], decode=decode)
         steps = np.where(steps < 0, len(ends), steps)
         # A step that begins and ends within a token is read at the end of the previous step.
         last = np.searchsorted(steps, np.arange(len(ends)), side="right") - 1

@@ -470,7 +470,8 @@ def test_a_response_ends_as_its_template_ends_a_turn(tokenizers):
         plain = TextEncoder(tokenizer, room=100, chat=False)
         assert plain.response("Yes.", ends=True)[-1] == tokenizer.eos_ids[0], name
         assert plain.stop_ids == tokenizer.eos_ids
-        assert plain.response("Yes.") == encoder.response("Yes.", ends=True)[:-1]
+        empty = "<think>\n\n</think>\n\n" if name == "qwen3" else ""  # as its template writes
+        assert plain.response(f"{empty}Yes.") == encoder.response("Yes.", ends=True)[:-1]
     llama = tokenizers["llama-3"]
     ended = llama.decode(TextEncoder(llama, 100).response("Yes.", ends=True), skip_special=False)
     assert ended == "Yes.<|eot_id|>"

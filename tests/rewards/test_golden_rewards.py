@@ -25,6 +25,7 @@ DIFFERENT = {
         "Option A is wrong. The answer is C": "slime takes the first pattern that matches",
         "The answer is B? No, the answer is C": "slime takes the first statement",
     },
+    "think_format_reward": {"a</think>b": "TRL does not know of a tag in the prompt"},
     "reasoning_accuracy_reward": {r"</think> a </think> $4$": "TRL's math-verify wants an anchor"},
 }
 
@@ -73,8 +74,10 @@ def test_verifiers_agree_with_released_code(peer, function, reward, metadata):
     ],
 )
 def test_functions_of_a_text_agree_with_released_code(peer, function, ours):
+    different = DIFFERENT.get(function, {})
     for text, value in rows(peer, function):
-        assert ours(text) == (pytest.approx(value) if isinstance(value, float) else value), text
+        value = pytest.approx(value) if isinstance(value, float) else value
+        assert (ours(text) != value) == (text in different), text
 
 
 def test_repetition_is_that_of_trl():

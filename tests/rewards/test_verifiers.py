@@ -168,6 +168,9 @@ HUGE = "12345678901234567890"  # which no float64 is
         (R.multiple_choice, "Mars has 2 moons.", {"answer": "1", "choices": NUMBERED}, 1.0),
         (R.multiple_choice, "<think>2</think> 1", {"answer": "2", "choices": NUMBERED}, 0.0),
         (R.think_format, "<think></think>", {}, 1.0),
+        (R.think_format, "2?[/THINK]4", {}, 1.0),  # opened by the prompt
+        (R.think_format, "\r\n<think>2?</think>4", {}, 1.0),
+        (R.think_format, "2?</think>4</think>", {}, 0.0),
         (R.word_repetition, "a b c a b c", {}, 0.25),
     ],
 )
@@ -175,6 +178,41 @@ def test_verifiers(reward, text, metadata, value):
     assert reward("", text, metadata) == pytest.approx(value)
     assert isinstance(reward("", text, metadata), float)
     assert pickle.loads(pickle.dumps(reward))("", text, metadata) == pytest.approx(value)
+
+
+FAMILIES = [
+    "<think>{}</think>{}",
+    "{}</think>{}",
+    "[THINK]{}[/THINK]{}",
+    "{}</seed:think>{}",
+    "<|START_THINKING|>{}<|END_THINKING|>{}",
+    "<|channel>thought\n{}<channel|>{}",
+    "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}",
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("reward", "right", "wrong"),
+    [
+        (R.last_integer, "It is 4.", "It is 5."),
+        (R.dapo_math, "Answer: 4", "Answer: 5"),
+        (R.exact_match, "4", "5"),
+        (R.f1, "4", "5"),
+        (R.boxed_math, r"\boxed{4}", r"\boxed{5}"),
+        (R.math_verify, "$4$", "$5$"),
+        (R.reasoning_accuracy, "$4$", "$5$"),
+    ],
+)
+def test_a_reward_reads_the_final_part_of_every_family(reward, right, wrong, family):
+    if "math" in reward.__name__ or "reason" in reward.__name__:
+        pytest.importorskip("math_verify")
+    extract = answer_of(reward)
+    for thinking, final, value in ((wrong, right, 1.0), (right, wrong, 0.0), (right, "", 0.0)):
+        text = family.format(thinking, final)
+        assert max(reward("", text, {"answer": "4"}), 0.0) == value, text
+        assert extract(text) == extract(f"</think>{final}")
+    assert R.think_format("", family.format(right, wrong), {}) == 1.0
 
 
 @pytest.mark.parametrize(

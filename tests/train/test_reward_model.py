@@ -241,9 +241,10 @@ def test_a_reward_model_of_transformers_is_read_at_the_end_of_the_conversation(t
             written(asked, reply, add_generation_prompt=False),
             written(asked, reply, last, reply, add_generation_prompt=False),
         ],
-        "stop": [written(asked) + "ab<eos>", written(asked, reply, last) + "ab<eos>"],
     }
-    assert all(text.endswith("</think>\n\nab<eos>\n") for text in texts["end"])
+    # As the pairs that such a model is trained on: the template's turn up to its stop token.
+    texts["stop"] = [text.removesuffix("\n") for text in texts["end"]]
+    assert all(text.endswith("</think>\n\nab<eos>") for text in texts["stop"])
     rows = ["q", "and then?"], ["ab", "ab"], [{}, {"messages": [asked, reply, last]}]
     rewards = {
         "end": reward_model(system="Be brief.", batch_size=2),
