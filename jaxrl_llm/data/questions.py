@@ -138,12 +138,12 @@ class TextEncoder:
     def _writer(self) -> TurnWriter | None:
         """The writer of responses; None without a chat template, or with one of prompts alone."""
         talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-        render = functools.partial(self.tokenizer.chat, add_generation_prompt=False)
+        if not self.chat:
+            return None
         try:
-            asked = render(talk[:1]) if self.chat else None
+            render = functools.partial(self.tokenizer.chat, add_generation_prompt=False)
+            asked = render(talk[:1])
         except Exception:  # no template
-            asked = None
-        if asked is None:
             return None
         try:
             ends = self.tokenizer.eos_ids
