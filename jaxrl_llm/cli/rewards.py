@@ -67,7 +67,10 @@ def _one(name: str) -> Callable:
     if kind == "majority_vote" and rest:
         return rewards.majority_vote(_one(rest))
     if kind == "reasoning_gym" and rest:
-        return rewards.reasoning_gym(rest)
+        try:
+            return rewards.reasoning_gym(rest)
+        except rewards.SandboxError as error:
+            raise ValueError(str(error)) from error
     raise ValueError(
         f"no reward {name!r}; there are {', '.join(NAMES)}, reasoning_gym:TASK and "
         "majority_vote:NAME, sums such as dapo_math+0.2*think_format, and a config file can use "

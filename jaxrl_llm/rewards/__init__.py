@@ -35,10 +35,10 @@ from jaxrl_llm.rewards.builtin import (
     math_verify,
     math_verify_pool,
     reasoning_accuracy,
-    reasoning_gym,
 )
 from jaxrl_llm.rewards.code import code_asserts, code_stdio, from_code_block
 from jaxrl_llm.rewards.composed import majority_vote, weighted_sum
+from jaxrl_llm.rewards.gym import reasoning_gym
 from jaxrl_llm.rewards.length import (
     budget_rewards,
     cosine_length_reward,

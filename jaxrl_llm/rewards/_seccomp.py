@@ -76,6 +76,23 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "semget": (64, 190),
     "mq_open": (240, 180),
 }
+# Calls that reach another process: of one that shall end as if it were alone.
+_ON_OTHERS: dict[str, tuple[int | None, int | None]] = {
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "prlimit64": (302, 261),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+}
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 _NAMESPACES = 0x7E020000  # every CLONE_NEW flag that clone takes
 _FAMILIES = (1, 2, 10)  # Unix, IPv4, IPv6
@@ -87,8 +104,11 @@ _NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # places in what the kernel passes
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def seccomp_filter() -> bytes:
-    """The filter for this machine, in the form that bubblewrap reads.
+def seccomp_filter(*, alone: bool = False) -> bytes:
+    """The filter for this machine, in the form that bubblewrap and the kernel read.
+
+    Args:
+      alone: Whether calls that reach another process, such as kill, are refused too.
 
     Raises:
       ValueError: If the numbers of this machine's calls are not known.
@@ -108,7 +128,7 @@ def seccomp_filter() -> bytes:
         *(step(_LOAD, _ARCH), step(_EQUAL, _MACHINES[machine], 1), step(_RETURN, _KILL)),
         *(step(_LOAD, _NUMBER), step(_AT_LEAST, _X32, 0, 1), refuse),
     ]
-    for numbers in _REFUSED.values():
+    for numbers in (_REFUSED | (_ON_OTHERS if alone else {})).values():
         if (number := numbers[column]) is not None:
             program += [step(_EQUAL, number, 0, 1), refuse]
     # Its flags lie in memory, where a filter cannot read; without it the C library takes clone.

@@ -1,6 +1,5 @@
-"""Built-in rewards: the last integer, reasoning-gym's scorers, math-verify."""
+"""Built-in rewards: the last integer, math-verify."""
 
-import functools
 import importlib
 import logging
 import re
@@ -9,7 +8,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from jaxrl_llm.core.compose import in_full, stable_repr
+from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.rewards.answers import (
     after_thinking,
     answer_of,
@@ -175,67 +174,6 @@ def _last_integer(text: str) -> int | None:
         return not (touches and (left[-1].isalpha() or left[-1] in ")]}"))
 
     return -int(digits) if is_negative() else int(digits)
-
-
-class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym("chain_sum")`)
-    """Scores a completion with reasoning-gym's scorer for a task.
-
-        reward = scorer_task(answer, metadata["entry"]),   0 <= reward <= 1
-
-    The answer is the text of the last `<answer>...</answer>` of the completion, or else the
-    completion without outer whitespace. Many scorers return a partial reward for a close answer;
-    for example, `chain_sum` gives partial credit for a text that contains the right number.
-
-    The reward reads the entry that `data.from_reasoning_gym` puts into the metadata. It can be
-    pickled, so `VerifierPool` accepts it.
-
-    Args:
-      task: Name of the reasoning-gym dataset.
-      **options: Its options, where the scorer depends on them.
-
-    Raises:
-      ValueError: If there is no such task.
-
-    Example:
-      >>> from jaxrl_llm import rewards
-      >>> reward = rewards.reasoning_gym("chain_sum")
-      >>> reward("2 + 2 =", "<answer>4</answer>", {"entry": {"answer": "4"}})
-      1.0
-
-    References:
-      Stojanovski et al., Reasoning Gym (arXiv:2505.24760).
-    """
-
-    def __init__(self, task: str, **options: Any):
-        self.task, self.options = task, options
-        self.__qualname__ = f"reasoning_gym({task!r})"
-        shown = (f"{name}={stable_repr(value)}" for name, value in sorted(options.items()))
-        self.in_full = f"reasoning_gym({', '.join([repr(task), *shown])})"
-        gym = _optional("reasoning_gym", "reasoning-gym", "reasoning_gym")
-        try:
-            self._dataset = gym.create_dataset(self.task, **self.options)
-        except Exception as error:
-            raise ValueError(
-                f"reasoning_gym: the task {self.task!r} with options {self.options} cannot be "
-                f"made: {error}."
-            ) from error
-        self._extract = gym.utils.extract_answer
-
-    def __reduce__(self):
-        return functools.partial(reasoning_gym, self.task, **self.options), ()
-
-    def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
-        """The task's score of one completion."""
-        del prompt
-        if "entry" not in metadata:
-            raise ValueError(
-                f"{self.__qualname__}: metadata['entry'] is missing; prompts of "
-                "from_reasoning_gym have it."
-            )
-        completion = without_thinking(completion)
-        tagged = self._extract(completion)
-        answer = completion.strip() if tagged is None else tagged
-        return float(self._dataset.score_answer(answer, metadata["entry"]))
 
 
 @extracts(math_text)

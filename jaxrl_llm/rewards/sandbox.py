@@ -51,6 +51,7 @@ _NAMESPACES = (
 )
 _AS_USER = ("--unshare-user", "--uid", "65534", "--gid", "65534")
 _AS_ROOT = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+_LAST_MOUNTS = ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp")
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -140,13 +141,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """Code for a sandbox, its files and input, and open descriptors that it gets as 3, 4, ..."""
+    """Code for a sandbox, its files and input, and open descriptors that it gets as 3, 4, ...
+
+    Packages are files and folders of this machine, which the sandbox has in ``/packages``.
+    """
 
     code: str
     stdin: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
     descriptors: Sequence[int] = ()
+    packages: Sequence[str] = ()
 
     def __post_init__(self):
         for name in self.files:
@@ -337,7 +342,15 @@ class _Process:
         stdin, rules = self._file(marshal.dumps(payload)), self._file(engine.filter)
         options = ["--info-fd", str(info_in), "--seccomp", str(rules), "--"]
         self.process = subprocess.Popen(
-            [*engine.command, *options, *engine.python, "-c", _LAUNCHER],
+            [
+                *engine.command,
+                *_package_mounts(program.packages),
+                *_LAST_MOUNTS,
+                *options,
+                *engine.python,
+                "-c",
+                _LAUNCHER,
+            ],
             stdin=stdin,
             stdout=stdout_in,
             stderr=stderr_in,
@@ -569,4 +582,12 @@ def _mounts(python: str) -> list[str]:
     mounts += ["--symlink", "/tmp/.stdin", "/dev/stdin"]
     mounts += ["--perms", "1777", "--size", str(_SHARED), "--tmpfs", "/dev/shm"]
     mounts += ["--perms", "1777", "--size", str(_DISK), "--tmpfs", "/tmp"]
-    return [*mounts, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+    return mounts
+
+
+def _package_mounts(packages: Sequence[str]) -> list[str]:
+    """Mounts of installed packages, which are found in ``/packages``."""
+    mounts = ["--dir", "/packages"] if packages else []
+    for path in packages:
+        mounts += ["--ro-bind", path, f"/packages/{os.path.basename(path)}"]
+    return mounts

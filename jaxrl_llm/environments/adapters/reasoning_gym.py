@@ -1,5 +1,6 @@
 """Tasks of reasoning-gym as environments of one turn."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,19 +23,27 @@ class ReasoningGym:
     """A question of a task, answered in one turn and scored by the task.
 
     The question is the row's "entry", from :func:`jaxrl_llm.data.from_reasoning_gym`, or else it is
-    generated from the seed.
+    generated from the seed. The scorer reads the answer in a sandbox, as in
+    :class:`jaxrl_llm.rewards.reasoning_gym`.
 
     Attributes:
       task: Name of a reasoning-gym dataset.
       options: Options of the dataset.
+      trust: Run the scorer in this process, without the sandbox.
 
     Raises:
       ImportError: If reasoning-gym is not installed.
       ValueError: If there is no such task or option, or a question is answered twice.
+      SandboxError: In a step, if the sandbox cannot run here and `trust` is not set.
 
     Example:
+      >>> from jaxrl_llm import rewards
       >>> from jaxrl_llm.environments import Parsed, ReasoningGym
-      >>> env = ReasoningGym("chain_sum", {"min_terms": 2, "max_terms": 2})
+      >>> try:
+      ...     trust = not rewards.check_sandbox()
+      ... except rewards.SandboxError:  # no bubblewrap here
+      ...     trust = True
+      >>> env = ReasoningGym("chain_sum", {"min_terms": 2, "max_terms": 2}, trust=trust)
       >>> question, observation = env.reset({}, seed=1)
       >>> _, observation = env.step(question, Parsed(question.entry["answer"]))
       >>> observation.reward, observation.done
@@ -46,11 +55,17 @@ class ReasoningGym:
 
     task: str
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    trust: bool = field(default=False, kw_only=True)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """None."""
         return ()
+
+    @functools.cached_property
+    def _reward(self) -> reasoning_gym:
+        """One for all episodes, whose sandbox it keeps."""
+        return reasoning_gym(self.task, trust=self.trust, **self.options)
 
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[Question, Observation]:
         """The question."""
@@ -64,6 +79,5 @@ class ReasoningGym:
         """Its score, from 0 to 1."""
         if state.answered:
             raise ValueError("ReasoningGym.step: the question has been answered.")
-        score = reasoning_gym(self.task, **self.options)
-        reward = score(state.entry["question"], action.text, {"entry": state.entry})
+        reward = self._reward(state.entry["question"], action.text, {"entry": state.entry})
         return state._replace(answered=True), Observation((), reward, done=True)
