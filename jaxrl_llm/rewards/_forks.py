@@ -99,7 +99,8 @@ def import_task(task, module):
 def load_dataset(task, module, options):
     """The dataset of a task, and the function that finds an answer in a completion."""
     import_task(task, module)
-    dataset = importlib.import_module("reasoning_gym.factory").create_dataset(task, **options)
+    create = importlib.import_module("reasoning_gym.factory").create_dataset
+    dataset = create(task, **pickle.loads(options))  # which may hold objects of the package
     # What a first call imports and caches is then there for all forks.
     with contextlib.suppress(Exception):
         entry = dataset[0]

@@ -26,6 +26,7 @@ _PROGRAM = Path(__file__).with_name("_forks.py").read_text(encoding="utf-8")
 _START_SECONDS = 60.0  # that the scorer may take to be imported
 _LATE_SECONDS = 10.0  # after its deadline, on a machine with much else to do
 _MEMORY = 2**30
+_SANDBOXES = 8  # of one reward, which has more than one only if threads call it at one time
 _WARNED_ONE_BY_ONE = 5
 
 Report = tuple[str, Any]
@@ -109,7 +110,7 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        hidden = ("_lock", "_service", "_dataset")
+        hidden = ("_lock", "_room", "_idle", "_dataset")
         return {name: value for name, value in vars(self).items() if name not in hidden}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -117,8 +118,8 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._service: Service | None = None
+        self._lock, self._room = threading.Lock(), threading.Semaphore(_SANDBOXES)
+        self._idle: list[Service] = []
 
     def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
         """The task's score of one completion."""
@@ -158,7 +159,7 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
                     f"{self.__qualname__}: metadata['entry'] cannot be sent to the sandbox: "
                     f"{one_line(str_or_type(error))}"
                 ) from error
-            with self._lock:
+            with self._room:
                 kind, value = self._there(request)
         if kind == "value" and not 0 <= value <= 1:  # also NaN
             return "raised", f"the score {value:g}, which is not from 0 to 1"
@@ -186,29 +187,32 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
             return "raised", f"{type(error).__name__}: {one_line(str_or_type(error))}"
 
     def _there(self, request: bytes) -> Report:
-        """Scores in the sandbox, which is started again if it has ended."""
+        """Scores in a sandbox, which is started again if it has ended."""
         while True:
-            service, fresh = self._service, False
-            if service is None or service.made_by != os.getpid():
+            idle, fresh = self._idle, False
+            service = idle.pop() if idle else None
+            if service is None or service.made_by != os.getpid():  # of a process that forked
                 service, fresh = self._start(), True
-                self._service = service
             try:
                 kind, value = json.loads(service.ask(request, self.seconds + _LATE_SECONDS))
-                if isinstance(value, float) if kind == "value" else isinstance(kind, str):
-                    return kind, value
-                why = "gave a report that cannot be read"
-            except (ServiceEnded, ValueError, TypeError) as error:
-                why = one_line(str_or_type(error))
-            service.close()
-            self._service = None
-            if fresh:  # an earlier completion cannot have ended it
-                return "crashed", why
+                if not isinstance(value, float) if kind == "value" else not isinstance(kind, str):
+                    raise ValueError("gave a report that cannot be read")
+            except BaseException as error:
+                service.close()
+                if not isinstance(error, ServiceEnded | ValueError | TypeError):
+                    raise
+                if fresh:  # an earlier completion cannot have ended it
+                    return "crashed", one_line(str_or_type(error))
+            else:
+                self._idle.append(service)
+                return kind, value
 
     def _start(self) -> Service:
         program = Program(_PROGRAM, packages=_folders())
         service = Service(program, Limits(seconds=1e6, memory=_MEMORY))
         rules = seccomp_filter(alone=True)
-        setup = pickle.dumps((self.task, self._module, self.options, self.seconds, rules))
+        options = pickle.dumps(self.options)
+        setup = pickle.dumps((self.task, self._module, options, self.seconds, rules))
         try:
             kind, why = json.loads(service.ask(setup, _START_SECONDS))
         except (ServiceEnded, ValueError) as error:

@@ -8,15 +8,16 @@ import re
 
 from jaxrl_llm.rewards.answers import without_thinking
 
-_RANGE = r"\d+\s*(?:-|\u2013|to)\s*\d+"
+# Possessive, and from the first digit of a number, so that a long text takes linear time.
+_RANGE = r"(?<!\d)\d++\s*+(?:-|\u2013|to)\s*+\d+"
 # What follows a number, as /10 and out of 10, and a range with the word scale or in parentheses.
 _SCALES = re.compile(
     rf"""
-    (?<=[\d*_$\])}}]) \s* (?: / | \(? \s* out\s+of ) \s* [*_$({{\[]* \s* \d+ (?:\.\d+)?
-    | scale\s*:?\s*(?:of\s+|from\s+)? {_RANGE}
-    | {_RANGE} \s* (?:-?\s*point\s+)? scale
-    | \d+ -? \s? point\s+scale
-    | \( \s* {_RANGE} \s* \)
+    (?<=[\d*_$\])}}]) \s*+ (?: / | (?: \( \s*+ )? out\s++of ) \s*+ [*_$({{\[]*+ \s*+ \d+ (?:\.\d+)?
+    | scale\s*+(?::\s*+)?(?:of\s++|from\s++)? {_RANGE}
+    | {_RANGE} \s*+ (?:-?\s*+point\s++)? scale
+    | (?<!\d) \d++ -? \s? point\s++scale
+    | \( \s*+ {_RANGE} \s*+ \)
     """,
     re.IGNORECASE | re.VERBOSE,
 )

@@ -1,4 +1,3 @@
-import pickle
 import subprocess
 import sys
 import threading
@@ -124,35 +123,6 @@ def test_a_long_completion_is_quick():
 def test_an_answer_without_an_integer(metadata):
     with pytest.raises(ValueError, match="last_integer: metadata\\['answer'\\] must hold"):
         last_integer("", "4", metadata)
-
-
-ENTRY = {"question": "2 + 2 =", "answer": "4", "metadata": {}}
-
-
-def test_reasoning_gym_scores_with_the_tasks_own_rule():
-    reward = rewards.reasoning_gym("chain_sum")
-    assert reward("", "4", {"entry": ENTRY}) == 1.0
-    assert reward("", " +4.0\n", {"entry": ENTRY}) == 1.0
-    assert reward("", "5", {"entry": ENTRY}) == 0.0
-    assert reward("", "4 <answer>5</answer>", {"entry": ENTRY}) == 0.0
-    assert reward("", "so <answer>5</answer><answer> 4 </answer>", {"entry": ENTRY}) == 1.0
-    assert 0 < reward("", "The answer is 4", {"entry": ENTRY}) < 0.1
-
-
-def test_reasoning_gym_pickles():
-    reward = pickle.loads(pickle.dumps(rewards.reasoning_gym("chain_sum", max_terms=3)))
-    assert reward("", "4", {"entry": ENTRY}) == 1.0
-    assert reward.options == {"max_terms": 3}
-
-
-def test_reasoning_gym_of_an_unknown_task():
-    with pytest.raises(ValueError, match="'chain_summ'"):
-        rewards.reasoning_gym("chain_summ")
-
-
-def test_reasoning_gym_without_the_entry():
-    with pytest.raises(rewards.RewardError, match="metadata\\['entry'\\] is missing"):
-        score(rewards.reasoning_gym("chain_sum"), ["p"], ["4"], [{"answer": "4"}])
 
 
 @pytest.mark.parametrize(

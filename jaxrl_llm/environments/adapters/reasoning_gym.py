@@ -34,7 +34,7 @@ class ReasoningGym:
     Raises:
       ImportError: If reasoning-gym is not installed.
       ValueError: If there is no such task or option, or a question is answered twice.
-      SandboxError: In a step, if the sandbox cannot run here and `trust` is not set.
+      SandboxError: In `reset`, if the sandbox cannot run here and `trust` is not set.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -64,11 +64,12 @@ class ReasoningGym:
 
     @functools.cached_property
     def _reward(self) -> reasoning_gym:
-        """One for all episodes, whose sandbox it keeps."""
+        """One for all episodes, since it keeps its sandbox."""
         return reasoning_gym(self.task, trust=self.trust, **self.options)
 
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[Question, Observation]:
         """The question."""
+        _ = self._reward  # refused here, where an error ends the run and not an episode
         entry = task.get("entry")
         if entry is None:
             row = from_reasoning_gym(self.task, size=1, seed=seed, **self.options)[0]
