@@ -38,9 +38,9 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
 
         reward = scorer_task(answer, metadata["entry"]),   0 <= reward <= 1
 
-    The answer is the text of the last `<answer>...</answer>` of the completion's final part, or else
-    that part without outer whitespace. Many scorers return a partial reward for a close answer;
-    for example, `chain_sum` gives partial credit for a text that contains the right number.
+    The answer is the text of the last `<answer>...</answer>` after the thinking of a completion, or
+    else the text after it without outer whitespace. Many scorers return a partial reward for a
+    close answer; `chain_sum` gives one for a text that contains the right number.
 
     Scorers of several tasks evaluate the answer as Python. The scorer therefore runs in a sandbox
     (see :func:`run_python`), where each completion is read in a process of its own that ends with

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 import threading
 import time
 
@@ -146,7 +145,7 @@ def test_a_sandbox_that_ended_is_started_again():
         thread.start()
         thread.join()
     (service,) = reward._idle
-    os.kill(service._process.pid, signal.SIGKILL)
+    service._process.kill()
     values.append(reward("", "4", {"entry": ENTRY}))
     assert values == [1.0] * 3 and reward._idle != [service]
     pid = reward._idle[0]._process.pid

@@ -62,3 +62,9 @@ def test_scales():
     assert rating("4", low=1, high=5) == 0.75
     with pytest.raises(ValueError, match="rating: low must be below high; got 5 and 1"):
         rating("4", low=5, high=1)
+
+
+def test_a_long_text_takes_linear_time():
+    for text in ("9" * 300_000, "1" + " " * 300_000 + "x", "1-2" + " " * 300_000, "(1 - " * 60_000):
+        rating(text)  # hours, if each digit and space began a search of its own
+    assert rating("9" * 300_000 + " 7/10") == 0.7

@@ -69,11 +69,11 @@ class ReasoningGym:
 
     def reset(self, task: Mapping[str, Any], seed: int) -> tuple[Question, Observation]:
         """The question."""
-        _ = self._reward  # refused here, where an error ends the run and not an episode
         entry = task.get("entry")
         if entry is None:
             row = from_reasoning_gym(self.task, size=1, seed=seed, **self.options)[0]
             entry = row.metadata["entry"]
+        _ = self._reward  # refused here, where an error ends the run and not an episode
         return Question(entry), Observation([{"role": "user", "content": entry["question"]}])
 
     def step(self, state: Question, action: Parsed) -> tuple[Question, Observation]:
