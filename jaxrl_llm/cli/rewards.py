@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxrl_llm import rewards
 from jaxrl_llm.core import bind
+from jaxrl_llm.rewards.answers import row_check
 
 _VERIFIERS = ("last_integer", "dapo_math", "f1", "exact_match", "multiple_choice")
 _FORMATS = ("think_format", "word_repetition")
@@ -85,7 +86,7 @@ class _Pooled:
 
     def __init__(self, name: str, reward: Callable, make_pool: Callable):
         self.name = self.__qualname__ = name
-        self.answer = rewards.answer_of(reward)
+        self.answer, self.check_row = rewards.answer_of(reward), row_check(reward)
         self.weights_of_sum = getattr(reward, "weights_of_sum", None)
         self.told_absent = getattr(reward, "told_absent", None)
         self._reward, self._make_pool = reward, make_pool

@@ -8,8 +8,9 @@ import functools
 import math
 import re
 import string
+import unicodedata
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -47,6 +48,39 @@ def answer_of(reward: Any) -> Extract | None:
     """
     answer = getattr(without_options(reward), "answer", None)
     return answer if callable(answer) else None  # else an attribute of the reward's own
+
+
+CheckRow = Callable[[Mapping[str, Any]], None]
+"""Raises RewardError, with one sentence, for the metadata of a row that cannot be graded."""
+
+
+def checks_rows(check: CheckRow) -> Callable[[R], R]:
+    """Decorator of a reward that sets its check of rows, for :func:`row_check`."""
+
+    def mark(reward: R) -> R:
+        reward.check_row = check  # type: ignore[attr-defined]
+        return reward
+
+    return mark
+
+
+def row_check(reward: Any) -> CheckRow | None:
+    """The function that refuses rows that a reward cannot grade, or None if it has none.
+
+    It needs no reply, so rows can be checked before a run begins. A reward declares it as an
+    attribute ``check_row``, a function of the metadata that raises RewardError.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> from jaxrl_llm.rewards.answers import row_check
+      >>> try:
+      ...     row_check(rewards.exact_match)({"answer": ""})
+      ... except rewards.RewardError as error:
+      ...     print(error)
+      exact_match: metadata['answer'] must be a text that is not empty, got ''
+    """
+    check = getattr(without_options(reward), "check_row", None)
+    return check if callable(check) else None
 
 
 def without_options(reward: Any) -> Any:
@@ -252,24 +286,33 @@ def math_text(text: str) -> str | None:
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _OF_NUMBER = r"(?<![\w.)])-(?=\.?\d)|(?<=\d)[./](?=\d)|(?<![\w.])\.(?=\d)"  # sign, point, stroke
-_PUNCTUATION = re.compile(rf"(?!{_OF_NUMBER})[{re.escape(string.punctuation)}]")
+# TriviaQA's script also drops these quotes and accents; the dashes are what models write for "-".
+_MARKS = "‘’‚‛“”„‟´`«»‹›…¡¿"
+_PUNCTUATION = re.compile(rf"(?!{_OF_NUMBER})[{re.escape(string.punctuation + _MARKS)}]")
+_DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-") | {"\u2044": "/"})
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+_VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
 
 
 def normalize_words(text: str) -> str:
-    """Lower case, without ASCII punctuation, articles and extra spaces.
+    """Folded case, NFKC, without punctuation, articles and extra spaces.
 
-    Numbers keep their sign, decimal point and fraction's stroke. A text of articles or of
-    punctuation alone keeps them, so it is not empty.
+    Numbers keep their sign, decimal point and fraction's stroke. Unicode's spaces, dashes, quotes,
+    ligatures and widths are as ASCII writes them, and a character is equal to its composed form. A
+    text of articles or of punctuation alone keeps them, so it is not empty.
 
     Example:
       >>> from jaxrl_llm import rewards
-      >>> [rewards.normalize_words(x) for x in ("The Eiffel  Tower!", "-1.5.", "A")]
-      ['eiffel tower', '-1.5', 'a']
+      >>> [rewards.normalize_words(x) for x in ("The Eiffel  Tower!", "-1.5.", "A", "“Café”")]
+      ['eiffel tower', '-1.5', 'a', 'café']
 
     References:
       SQuAD (arXiv:1606.05250), its evaluation script, in which -1.5 is 15 and "A" is empty.
+      TriviaQA (arXiv:1705.03551), whose script also drops typographic quotes.
     """
-    text = text.lower().replace(_MINUS, "-")
+    text = _INVISIBLE.sub("", _VULGAR.sub(" ", text)).translate(_DASHES).replace("…", " ")
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    text = text.translate(_DASHES)
     words = " ".join(_PUNCTUATION.sub("", text).split())
     return " ".join(_ARTICLES.sub(" ", words).split()) or words or text.strip()
 

@@ -1,11 +1,9 @@
 """Built-in rewards: the last integer, math-verify."""
 
 import importlib
-import logging
 import re
 from collections import deque
-from collections.abc import Mapping
-from decimal import Decimal
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.core.compose import in_full
@@ -15,10 +13,13 @@ from jaxrl_llm.rewards.answers import (
     answer_text,
     boxed_answer,
     boxed_text,
+    checks_rows,
     extracts,
     math_text,
+    row_check,
     without_thinking,
 )
+from jaxrl_llm.rewards.mathematics import equal, replied, right_answers
 from jaxrl_llm.rewards.pool import VerifierPool
 from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
 
@@ -37,34 +38,6 @@ _NUMBER = re.compile(
 _CURRENCY = re.compile(r"(\\?\$|[£€¥])[ \t]*$")
 _OPENS_A_NUMBER = "=≈(:[{"  # a minus set apart from its number is a sign after these only
 _MOST_DIGITS = 4000  # Python refuses to read longer ones
-_ANCHORED = re.compile(r"\$.*\$|\\boxed|\\\(|\\\[", re.DOTALL)
-# -1,234.5   3/4   $12.50   50%   12 km/h   5 N
-_NUMERAL = re.compile(
-    r"""
-    [-+]? \s* (?: \\?\$ | [£€¥] )? \s*
-    (?: [0-9]{1,3} (?: [, ][0-9]{3} )+ | [0-9]+ )? (?: \. [0-9]+ )? (?: \s* / \s* [0-9]+ )?
-    \s* (?: \\?% )? (?: \s+ (?P<unit> [A-Za-z]{2,} (?: / [A-Za-z]+ )? | [A-Z] ) )? \.?
-    """,
-    re.VERBOSE,
-)
-# 1e-05 and 1.5E3, but for exponents of which the decimals would be a long text
-_EXPONENT = re.compile(
-    r"(?<![\w.]) (?: [0-9]+ (?:\.[0-9]*)? | \.[0-9]+ ) [eE] [-+]? [0-3]?[0-9]?[0-9] (?!\w|\.[0-9])",
-    re.VERBOSE,
-)
-# 2e-1 may be 2e - 1; nobody writes 1e for e, 0e, or e - 05
-_TIMES_E = re.compile(r"(?!1e|0)[0-9]+e[-+][1-9][0-9]*")
-_TINY = 1e-3  # below which six decimals are too few
-_FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
-_NOT_PROSE = ("sqrt", "infinity", "and", "sin", "cos", "tan", "log", "exp")
-
-
-class _NoTimeoutWarning(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "Timeout is disabled" not in str(record.msg)
-
-
-_FILTER = _NoTimeoutWarning()
 
 
 def last_integer_text(text: str) -> str | None:
@@ -73,7 +46,21 @@ def last_integer_text(text: str) -> str | None:
     return None if number is None else str(number)
 
 
+def _check_integer(metadata: Mapping[str, Any]) -> None:
+    """Raises RewardError for a row that :func:`last_integer` cannot grade."""
+    try:
+        last_integer("", "", metadata)
+    except ValueError as error:
+        raise RewardError(str(error).removesuffix(".")) from error
+
+
+def _check_known_integer(metadata: Mapping[str, Any]) -> None:
+    if metadata.get("answer") is not None:
+        _check_integer(metadata)
+
+
 @extracts(last_integer_text)
+@checks_rows(_check_integer)
 def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """One if the last number of the completion is the integer `metadata["answer"]`, else zero.
 
@@ -113,6 +100,7 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
 
 
 @extracts(last_integer_text)
+@checks_rows(_check_known_integer)
 def last_integer_vote(
     prompt: str, completion: str, metadata: Mapping[str, Any]
 ) -> dict[str, float]:
@@ -176,7 +164,17 @@ def _last_integer(text: str) -> int | None:
     return -int(digits) if is_negative() else int(digits)
 
 
+def _check_mathematics(function: str) -> Callable[[Mapping[str, Any]], None]:
+    """The check of a row by a reward that compares with :func:`mathematics.equal`."""
+
+    def check(metadata: Mapping[str, Any]) -> None:
+        right_answers(function, metadata)
+
+    return check
+
+
 @extracts(math_text)
+@checks_rows(_check_mathematics("math_verify"))
 def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r"""One if the completion's mathematical answer equals `metadata["answer"]`, else zero.
 
@@ -211,10 +209,11 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
       Kydlíček, Math-Verify (the package math-verify; there is no paper).
     """
     del prompt
-    return _equals("math_verify", without_thinking(completion), metadata)
+    return _equals("math_verify", replied(without_thinking(completion)), metadata)
 
 
 @extracts(boxed_text)
+@checks_rows(_check_mathematics("boxed_math"))
 def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r"""One if the last ``\boxed{...}`` equals `metadata["answer"]` as mathematics, else zero.
 
@@ -244,8 +243,7 @@ def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> flo
       and TRL falls back to another formula if there is no box.
     """
     del prompt
-    box = boxed_answer(completion)
-    return _equals("boxed_math", None if box is None else rf"\boxed{{{box}}}", metadata)
+    return _equals("boxed_math", boxed_answer(completion), metadata)
 
 
 def _reasoned_text(text: str) -> str | None:
@@ -254,6 +252,7 @@ def _reasoned_text(text: str) -> str | None:
 
 
 @extracts(_reasoned_text)
+@checks_rows(_check_mathematics("reasoning_accuracy"))
 def reasoning_accuracy(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r""":func:`math_verify` of the reply after its thinking; zero if no thinking has ended.
 
@@ -280,120 +279,15 @@ def reasoning_accuracy(prompt: str, completion: str, metadata: Mapping[str, Any]
       TRL's `reasoning_accuracy_reward`, which reads only LaTeX; here a plain number also counts.
     """
     del prompt
-    return _equals("reasoning_accuracy", after_thinking(completion), metadata)
+    answer = after_thinking(completion)
+    return _equals("reasoning_accuracy", None if answer is None else replied(answer), metadata)
 
 
 def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> float:
-    """Whether a reply, None for none, is the answer as mathematics."""
-    package = _optional("math_verify", "math-verify", function)
-    # The package remarks that its time limits are off: here they are off on purpose.
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).addFilter(_FILTER)
-    answer = metadata.get("answer")
-    answers = answer if isinstance(answer, list | tuple) else [answer]
-
-    def read(text: str) -> list:
-        forms = _forms(text) if text else []
-        found = next((x for form in forms if (x := package.parse(form, parsing_timeout=None))), [])
-        # A box may repeat an answer whose unit the package reads in one of them only.
-        return [*found, text] if found else []
-
-    texts = ["" if x is None else answer_text(x).strip() for x in answers]
-    golds = [read(reading) for text in texts for reading in _readings(text)]
-    if not golds or not all(golds):
-        raise RewardError(
-            f"{function}: metadata['answer'] must be readable as mathematics, got {answer!r}; "
-            "write LaTeX (a product of letters between dollar signs), or grade prose otherwise"
-        )
-    if reply is None:
-        return 0.0
-
-    def is_right(parsed: list) -> bool:
-        equal = (x for x in golds if package.verify(x, parsed, timeout_seconds=None))
-        return any(not _are_apart(gold, parsed) for gold in equal)
-
-    return float(any(is_right(package.parse(x, parsing_timeout=None)) for x in _readings(reply)))
-
-
-def _readings(text: str) -> list[str]:
-    """The texts as which math-verify reads one text.
-
-    They have 1e-05 and the like in decimals, which it would read as 1e - 5. If a number such as
-    2e-1 may also mean 2e - 1, with Euler's number, a second text leaves those as they are.
-    """
-    text = text.replace("\u2212", "-")
-
-    def decimals(number: re.Match) -> str:
-        return format(Decimal(number[0]), "f")
-
-    def surely(number: re.Match) -> str:
-        return number[0] if _TIMES_E.fullmatch(number[0]) else decimals(number)
-
-    return list(dict.fromkeys(_EXPONENT.sub(change, text) for change in (decimals, surely)))
-
-
-def _are_apart(gold: list, parsed: list) -> bool:
-    """Whether tiny numbers, which math-verify holds equal, differ by more than a thousandth.
-
-    It rounds to six decimals, or drops what is below 1e-15. A gold of zero is left to it.
-    """
-    if any(ours == theirs for ours in gold for theirs in parsed):
-        return False
-
-    def values(side: list) -> list:
-        return [x.doit().evalf(15) for x in _numbers(side[0])]
-
-    try:
-        ours = values(gold)
-        if not any(0 < abs(x) < _TINY for x in ours):  # so no series of a reply is summed
-            return False
-        theirs = values(parsed)
-        if len(ours) != len(theirs) or not all(x.is_comparable for x in (*ours, *theirs)):
-            return False
-        pairs = list(zip(sorted(ours), sorted(theirs), strict=True))
-    except Exception:  # of what the package compares without its value
-        return False
-    return any(
-        x != 0 and max(abs(x), abs(y)) < _TINY and abs(x - y) > 1e-3 * max(abs(x), abs(y))
-        for x, y in pairs
-    )
-
-
-def _numbers(value: Any) -> list:
-    """The numbers of an expression: itself, or those in a set, a matrix or an inequality.
-
-    Of an equation or a chain of them it is the last side, which math-verify compares.
-    """
-    import sympy
-
-    if getattr(value, "is_number", False):
-        return [value]
-    if isinstance(value, sympy.MatrixBase):
-        return [x for each in value.flat() for x in _numbers(each)]
-    if isinstance(value, sympy.And):
-        links = getattr(value, "_unsorted_args", value.args)  # in the order of the text
-        if all(isinstance(link, sympy.Eq) for link in links):
-            return _numbers(links[-1].rhs)
-    if isinstance(value, sympy.Eq):
-        return _numbers(value.rhs)
-    if isinstance(value, sympy.Set | sympy.Tuple | sympy.And | sympy.Rel):
-        return [x for each in value.args for x in _numbers(each)]
-    return []
-
-
-def _forms(answer: str) -> list[str]:
-    """The texts as which math-verify may read an answer, the first that it can read."""
-    as_math = f"${_FUNCTIONS.sub(lambda name: chr(92) + name[0], answer)}$"
-    if _ANCHORED.search(answer):
-        return [answer, as_math]
-    words = (word.strip(".,;:!?'\"()[]{}") for word in answer.split())
-    if any(len(w) > 2 and w.isalpha() and w.lower() not in _NOT_PROSE for w in words):
-        return [answer]  # between dollar signs, its letters would be a product
-    number = _NUMERAL.fullmatch(answer)
-    if number and not _FUNCTIONS.fullmatch(number["unit"] or ""):
-        return [answer, as_math]
-    # Of bare mathematics, such as 2x + 3, the package reads one number.
-    return [as_math, answer] if len(_NUMBER.findall(answer)) == 1 else [as_math]
+    """Whether the answer of a reply, None for none, is the right one as mathematics."""
+    _optional("math_verify", "math-verify", function)
+    answers = right_answers(function, metadata)
+    return float(reply is not None and any(equal(reply, answer) for answer in answers))
 
 
 def math_verify_pool(
@@ -429,6 +323,7 @@ class _Warm:
 
     def __init__(self, reward: Reward):
         self.reward, self.answer = reward, answer_of(reward)
+        self.check_row = row_check(reward)
         self.weights_of_sum = getattr(reward, "weights_of_sum", None)
         self.told_absent = getattr(reward, "told_absent", None)
         self.__qualname__, self.in_full = name_of(reward), in_full(reward)

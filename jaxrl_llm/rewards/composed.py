@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.rewards._worker import NOTE
-from jaxrl_llm.rewards.answers import Extract, answer_of
+from jaxrl_llm.rewards.answers import Extract, answer_of, row_check
 from jaxrl_llm.rewards.scoring import Reward, RewardError, check_arguments, name_of
 
 
@@ -80,6 +80,12 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
     def answer(self) -> Extract | None:
         """The extractor of the first term that has one; see :func:`answer_of`."""
         return next((x for term, _ in self.terms.values() if (x := answer_of(term))), None)
+
+    def check_row(self, metadata: Mapping[str, Any]) -> None:
+        """Raises RewardError for a row that one of the terms cannot grade; see `row_check`."""
+        for term, _ in self.terms.values():
+            if (check := row_check(term)) is not None:
+                check(metadata)
 
     def __call__(
         self, prompt: str, completion: str, metadata: Mapping[str, Any]
@@ -157,6 +163,12 @@ class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(
 
     def __repr__(self) -> str:
         return self.__qualname__
+
+    def check_row(self, metadata: Mapping[str, Any]) -> None:
+        """Raises RewardError for a row with an answer that the verifier cannot grade."""
+        check = row_check(self.verifier)
+        if check is not None and metadata.get("answer") is not None:
+            check(metadata)
 
     def __call__(
         self, prompt: str, completion: str, metadata: Mapping[str, Any]

@@ -14,7 +14,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.compose import in_full
 from jaxrl_llm.rewards import _worker
 from jaxrl_llm.rewards._process import Outcome, Process, sendable
-from jaxrl_llm.rewards.answers import answer_of
+from jaxrl_llm.rewards.answers import answer_of, row_check
 from jaxrl_llm.rewards.scoring import (
     Failure,
     Reward,
@@ -137,7 +137,7 @@ class VerifierPool:
         self.failures, self._silence, self._concurrent = 0, _Silence(), False
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
         self.in_full = function if isinstance(function, str) else in_full(function)
-        self.answer = answer_of(function)
+        self.answer, self.check_row = answer_of(function), row_check(function)
         self.weights_of_sum = getattr(function, "weights_of_sum", None)
         self.told_absent = set[str]()  # terms of the sum of which a warning has been given
         self._function = sendable(function)

@@ -5,8 +5,9 @@ makes one pass over the text and needs no deadline. They raise RewardError for a
 cannot grade, such as one without an answer.
 """
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -16,6 +17,7 @@ from jaxrl_llm.rewards.answers import (
     answer_text,
     answer_words,
     boxed_text,
+    checks_rows,
     choice_letter,
     extracts,
     final_answer,
@@ -27,7 +29,17 @@ from jaxrl_llm.rewards.answers import (
 from jaxrl_llm.rewards.scoring import RewardError
 
 
+def _check_text(function: str) -> Callable[[Mapping[str, Any]], None]:
+    """The check of a row whose answer is a text."""
+
+    def check(metadata: Mapping[str, Any]) -> None:
+        _answers(function, metadata)
+
+    return check
+
+
 @extracts(final_answer)
+@checks_rows(_check_text("dapo_math"))
 def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r"""One if the line after the last "Answer:" equals the answer after normalization, else -1.
 
@@ -46,7 +58,7 @@ def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> floa
       and 1 rejects it.
 
     Raises:
-      RewardError: If metadata has no "answer".
+      RewardError: If metadata has no "answer", or an empty text or NaN.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -76,12 +88,13 @@ _CLOSED = ("yes", "no", "noanswer")
 
 
 @extracts(answer_words)
+@checks_rows(_check_text("f1"))
 def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """F1 of the words of the reply and the answer; the best F1 if there are several answers.
 
         F1 = 2 common / (words of the reply + words of the answer)
 
-    Words are compared in lower case, without punctuation and articles, by
+    Words are compared in lower case and NFKC, without punctuation and articles, by
     :func:`normalize_words`; the thinking is not read. If either is "yes", "no" or
     "noanswer", they must be equal.
 
@@ -91,10 +104,10 @@ def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
       metadata: Has "answer": a text, or a list of texts any of which is right.
 
     Returns:
-      F1 in [0, 1]; 1.0 for two empty texts.
+      F1 in [0, 1].
 
     Raises:
-      RewardError: If metadata has no "answer", or an empty list.
+      RewardError: If metadata has no "answer", an empty list, or an empty text or NaN in it.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -119,6 +132,7 @@ def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
 
 
 @extracts(answer_words)
+@checks_rows(_check_text("exact_match"))
 def exact_match(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """One if the words of the reply are those of an answer, as :func:`f1` reads them, else zero.
 
@@ -155,7 +169,12 @@ def _bare(label: str) -> str:
     return label.strip(" ()[].:")
 
 
+def _check_choice(metadata: Mapping[str, Any]) -> None:
+    multiple_choice("", "", metadata)
+
+
 @extracts(_choice)
+@checks_rows(_check_choice)
 def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """One if the reply chooses the right option, else zero.
 
@@ -296,4 +315,10 @@ def _answers(function: str, metadata: Mapping[str, Any]) -> list[str]:
     answers = answer if isinstance(answer, list | tuple) else [answer]
     if not answers or any(x is None or isinstance(x, bool | Mapping) for x in answers):
         raise RewardError(f"{function}: metadata['answer'] must be a string, got {answer!r}")
-    return [answer_text(x) for x in answers]
+    texts = [answer_text(x) for x in answers]
+    missing = any(isinstance(x, float) and math.isnan(x) for x in answers)
+    if missing or not all(map(str.strip, texts)):
+        raise RewardError(
+            f"{function}: metadata['answer'] must be a text that is not empty, got {answer!r}"
+        )
+    return texts

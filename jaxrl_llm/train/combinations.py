@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxrl_llm.curation.collectors.protocol import declares
 from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
+from jaxrl_llm.rewards.answers import row_check
 from jaxrl_llm.rewards.scoring import name_of
 from jaxrl_llm.train.reward_values import check_stated
 
@@ -22,7 +23,7 @@ def check_combination(config: Any, recipe: Any) -> None:
         _check_environment(recipe)
     if (graded := config.environment or config.reward) is not None:
         check_stated(recipe, graded)
-    if config.data.unreadable != "refuse" and not hasattr(config.reward, "check_row"):
+    if config.data.unreadable != "refuse" and row_check(config.reward) is None:
         whose = "without a reward"
         if config.reward is not None:
             whose = f"with {name_of(config.reward)}, which has no check_row"

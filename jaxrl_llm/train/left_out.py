@@ -19,6 +19,7 @@ from jaxrl_llm.data.prompts import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.rewards.answers import row_check
 from jaxrl_llm.rewards.scoring import RewardError, name_of, one_line
 from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.sampler import prompt_room
@@ -78,7 +79,7 @@ def gradable(
     Raises:
       ValueError: If a row cannot be graded and ``data.unreadable`` is "refuse", or none remains.
     """
-    check = getattr(config.reward, "check_row", None)
+    check = row_check(config.reward)
     if check is None:
         return prompts, held_out, []
     faults: list[tuple[Prompt, str, str]] = []

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import VerifierWarning, last_integer, last_integer_vote, score
+from jaxrl_llm.rewards import last_integer, last_integer_vote, score
 
 LAST = [
     ("4", 4),
@@ -196,7 +196,8 @@ def test_a_number_with_an_exponent_in_prose():
 def test_numbers_with_exponents_are_read_in_linear_time():
     text = "1" * 200_000 + "e " + "1.5e-07 " * 1000 + ".1" * 100_000
     start = time.process_time()
-    rewards.builtin._readings(text)
+    for reply in (text, f"\\boxed{{{text}}}", f"answer: {text}"):
+        rewards.math_verify("", reply, {"answer": "7"})
     assert time.process_time() - start < 5.0
 
 
@@ -294,19 +295,20 @@ def test_a_missing_package_is_named(monkeypatch, module, call):
         call()
 
 
-@pytest.mark.slow
-def test_an_expression_without_end_costs_one_deadline():
-    with (
-        rewards.math_verify_pool(workers=1, deadline=3.0) as pool,
-        pytest.warns(VerifierWarning, match="within 3 s on prompt 0"),
-    ):
-        scores = score(
-            pool,
-            ["p"] * 2,
-            ["$9^{9^{9^{9}}}!$", "$2$"],
-            [{"answer": "$9^{9^{9}}$"}, {"answer": "2"}],
-        )
-    assert scores.rewards.tolist() == [0.0, 1.0] and scores.failures == 1
+@pytest.mark.parametrize(
+    ("answer", "box"),
+    [
+        ("$9^{9^{9}}$", "9^{9^{9^{9}}}!"),
+        ("9**9**9", "9^{9^{9}}+1"),
+        ("1e999999999", "10^{999999999}+1"),
+        ("(10^9)!", "(10^9)!+1"),
+        (r"\sqrt{2}^{9^{9^9}}", r"\sqrt{2}^{9^{9^9}}+1"),
+    ],
+)
+def test_towers_of_powers_are_not_evaluated(answer, box):
+    start = time.process_time()
+    assert rewards.boxed_math("", rf"\boxed{{{box}}}", {"answer": answer}) == 0.0
+    assert time.process_time() - start < 5.0
 
 
 def test_rewards_import_nothing_heavy():

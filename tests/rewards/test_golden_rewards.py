@@ -14,12 +14,12 @@ PEERS = json.loads((Path(__file__).parents[1] / "golden" / "rewards.json").read_
 
 # Texts on which we differ from a peer, and why; each must differ.
 DIFFERENT = {
-    "grade_answer_verl": {
-        r"$\boxed{\frac{2}{4}}$": "slime wants fractions reduced",
-        r"\boxed{\text{12 cm}}": "math-verify reads no number in a text",
-    },
+    "grade_answer_verl": {r"$\boxed{\frac{2}{4}}$": "slime wants fractions reduced"},
     "math_dapo compute_score": {"**Answer:** 18": "they keep the asterisks of Markdown"},
-    "accuracy_reward": {r"\boxed{1} no, \boxed{\frac{1}{2}}.": "TRL takes the first box"},
+    "accuracy_reward": {
+        r"\boxed{1} no, \boxed{\frac{1}{2}}.": "TRL takes the first box",
+        r"\boxed{\text{12 cm}}": "math-verify alone reads no number in a text",
+    },
     "compute_gpqa_reward": {
         "The choice because of heat. The answer is D": "slime reads the B of because",
         "Option A is wrong. The answer is C": "slime takes the first pattern that matches",

@@ -106,7 +106,7 @@ HUGE = "12345678901234567890"  # which no float64 is
         (R.dapo_math, "Answer: 12345678901234567168", {"answer": HUGE}, -1.0),
         (R.f1, "<think>Paris</think> Rome", {"answer": "Paris"}, 0.0),
         (R.f1, "Rome Italy", {"answer": ["Paris", "Rome"]}, 2 / 3),
-        (R.f1, "", {"answer": ""}, 1.0),
+        (R.f1, "", {"answer": "Rome"}, 0.0),
         (R.f1, "the", {"answer": "a"}, 0.0),
         (R.f1, "It is -5.", {"answer": "-5"}, 0.5),
         (R.exact_match, "5", {"answer": "-5"}, 0.0),
