@@ -289,7 +289,7 @@ _OF_NUMBER = r"(?<![\w.)])-(?=\.?\d)|(?<=\d)[./](?=\d)|(?<![\w.])\.(?=\d)"  # si
 # TriviaQA's script also drops these quotes and accents; the dashes are what models write for "-".
 _MARKS = "‘’‚‛“”„‟´`«»‹›…¡¿"
 _PUNCTUATION = re.compile(rf"(?!{_OF_NUMBER})[{re.escape(string.punctuation + _MARKS)}]")
-_DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-") | {"\u2044": "/"})
+_DASHES = str.maketrans("‐‑‒–—―−\u2044", "-------/")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 _VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
 

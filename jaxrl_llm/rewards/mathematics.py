@@ -17,6 +17,7 @@ import importlib
 import logging
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -102,99 +103,16 @@ _NAME = re.compile(
     r"(?:\([\w\\,\s]*\))?\s*"
 )
 _OPERATIONS = re.compile(r"\\(?:frac|sqrt|cdot|times|sin|cos|tan|log|ln|sum|int)")
+# What the parser reads as what it means: not \equiv or \approx, of which it reads one side.
 _READ_COMMANDS = frozenset(
-    [
-        "frac",
-        "sqrt",
-        "cdot",
-        "times",
-        "div",
-        "pi",
-        "infty",
-        "pm",
-        "sin",
-        "cos",
-        "tan",
-        "csc",
-        "sec",
-        "cot",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "log",
-        "ln",
-        "exp",
-        "le",
-        "ge",
-        "ne",
-        "in",
-        "cup",
-        "cap",
-        "setminus",
-        "emptyset",
-        "mathbb",
-        "binom",
-        "lfloor",
-        "rfloor",
-        "lceil",
-        "rceil",
-        "begin",
-        "end",
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "upsilon",
-        "phi",
-        "chi",
-        "psi",
-        "omega",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Pi",
-        "Sigma",
-        "Phi",
-        "Psi",
-        "Omega",
-        "varphi",
-        "varepsilon",
-        "vec",
-        "hat",
-        "sum",
-        "int",
-        "prod",
-        "lim",
-        "to",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "overline",
-        "%",
-        "{",
-        "}",
-        "\\",
-        "|",
-    ]
+    re.findall(
+        r"\S+",
+        r"""frac sqrt cdot times div pi infty pm sin cos tan csc sec cot arcsin arccos arctan sinh
+        cosh tanh log ln exp le ge ne in cup cap setminus emptyset mathbb binom lfloor rfloor lceil
+        rceil begin end alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho
+        sigma tau upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega
+        varphi varepsilon vec hat sum int prod lim to max min gcd lcm overline % { } \ |""",
+    )
 )
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 # Neighbours that the parser reads as a product, or as a number without its neighbour.
@@ -290,11 +208,7 @@ def _scalar(text: str) -> _Node:
         number = rational(value)
         if unit is not None and number is not None and not number.percent:
             return _Node("number", value, number=number, unit=unit)
-        if (
-            unit is not None
-            and match["latex"]
-            and not re.search("[A-Za-z]", _COMMAND.sub("", value))
-        ):
+        if unit is not None and match["latex"] and not _letters(value):
             return _Node("formula", value, unit=unit)
     return _Node("text" if r"\text" in text or not text else "formula", text)
 
@@ -348,8 +262,12 @@ def _split(text: str, separator: re.Pattern) -> tuple[list[str], list[str]]:
     return parts, found
 
 
+_SEPARATOR = re.compile("[,;]")
+_SIGNS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+
+
 def _list(text: str, depth: int) -> _Node | None:
-    parts, found = _split(text, re.compile("[,;]"))
+    parts, found = _split(text, _SEPARATOR)
     if not found or r"\begin" in text:
         return None
     if not all(parts):
@@ -359,10 +277,7 @@ def _list(text: str, depth: int) -> _Node | None:
 
 def _pair_of_signs(text: str, depth: int) -> _Node | None:
     r"""``2 \pm x`` as the list of 2 + x and 2 - x."""
-    if (
-        len(re.findall(r"\\(?:pm|mp)(?![A-Za-z])", text)) != 1
-        or _split(text, re.compile("[,;]"))[1]
-    ):
+    if len(re.findall(r"\\(?:pm|mp)(?![A-Za-z])", text)) != 1 or _split(text, _SEPARATOR)[1]:
         return None
     both = (re.sub(r"\\(?:pm|mp)(?![A-Za-z])", sign, text) for sign in "+-")
     parts = tuple(_node(re.sub(r"(^|[=(])\s*\+", r"\1", each), depth + 1) for each in both)
@@ -433,7 +348,7 @@ def _bracketed(text: str, depth: int) -> _Node | None:
             return _Node("text", text)
         node = _node(inner, depth + 1)
         return node if node.kind == "list" else _Node("list", text, (node,))
-    parts, found = _split(inner, re.compile("[,;]"))
+    parts, found = _split(inner, _SEPARATOR)
     if not found:
         return _node(inner, depth + 1) if opening[0] == "(" and closing[0] == ")" else None
     if not all(parts):
@@ -485,10 +400,8 @@ def _same_named(a: _Node, b: _Node) -> bool:
         of_numbers = any(_numeric(x.parts[0]) for x in (a, b))
         return not of_numbers and _same_formulas(a, b)
     named, other = (a, b) if a.kind == "named" else (b, a)
-    if other.kind == "formula" and _RELATION.search(other.text):
-        if _same_formulas(named, other):
-            return True
-    return _same(named.parts[0], other)
+    is_relation = other.kind == "formula" and _RELATION.search(other.text)
+    return bool(is_relation and _same_formulas(named, other)) or _same(named.parts[0], other)
 
 
 def _numeric(node: _Node) -> bool:
@@ -617,7 +530,30 @@ def _same_objects(ours: Any, theirs: Any) -> bool:
 
     if max(map(_digits, (ours, theirs))) > 60:  # more than the package compares
         return False
-    return verified(ours, theirs) and verified(theirs, ours) and not _are_apart(ours, theirs)
+    return (
+        _same_inequalities(ours, theirs)
+        or verified(ours, theirs)
+        and verified(theirs, ours)
+        and not _are_apart(ours, theirs)
+    )
+
+
+def _same_inequalities(ours: Any, theirs: Any) -> bool:
+    """Whether one inequality is the other times a positive number, as 2x < 4 and x < 2."""
+    from sympy import GreaterThan, LessThan, StrictGreaterThan, StrictLessThan
+
+    kinds = ((StrictLessThan, StrictGreaterThan), (LessThan, GreaterThan))
+    if not any(isinstance(ours, kind) and isinstance(theirs, kind) for kind in kinds):
+        return False
+    ratio = (ours.gts - ours.lts) / (theirs.gts - theirs.lts)
+    symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
+    values = [
+        _constant(ratio.xreplace({x: _coordinate(point, k) for k, x in enumerate(symbols)}))
+        for point in range(4)
+    ]
+    if any(x is None or not x.is_extended_positive for x in values):
+        return False
+    return all(_same_constants(values[0], x, False, 50) for x in values[1:])
 
 
 def _same_expressions(ours: Any, theirs: Any, rounded: bool) -> bool:
@@ -777,25 +713,25 @@ def _numbers(value: Any) -> list:
 # --- the answer in a reply, and the answers of a row ---------------------------------------------
 
 _LONGEST_END = 20_000  # characters at the end of a reply without a box in which its answer stands
-_NUMERAL = (
-    r"(?:\\?[$£€¥][ ]?)?(?:\d{1,3}(?:,\d{3})+(?!\d|,\d)|\d+)?"
-    r"(?:(?<=\d)\.\d+|(?<![\d.])\.\d+|(?<=\d)(?!\.\d))"
-    r"(?:[eE][-+]?\d+(?!\w))?(?:[ ]\d+/\d+(?![\d/]))?(?:[ ]?\\?%)?!?(?:[A-Za-z]\w*)?"
+_TOKENS = re.compile(
+    r"(?P<latex>\\(?:text\w*|mathrm|operatorname|mathbf)\{[^{}\n]*\}|\\[A-Za-z]+|\\[{}%,;!])"
+    r"|(?P<number>(?=\\?[$£€¥]?[ ]?\.?\d)(?:\\?[$£€¥][ ]?)?(?:\d{1,3}(?:,\d{3})+(?!\d|,\d)|\d+)?"
+    r"(?:(?<=\d)\.\d+|(?<![\d.])\.\d+|(?<=\d)(?:\.(?=\\|\())?)"
+    r"(?:[eE][-+]?\d+(?!\w))?(?:[ ]?%)?[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{0,9}|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])"
+    r"|(?P<word>[A-Za-z]+)|(?P<operator>\*\*|[-+*/^_=<>≤≥×÷·−!|π∞√±°′²³]|(?<=\d):(?=\d))"
+    r"|(?P<bracket>[(){}\[\]])|(?P<comma>,)|(?P<space>[ ]+)"
 )
-_TERM = rf"(?:{_NUMERAL}|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])[½⅓⅔¼¾⅛]?[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{{0,8}}"
-_OPERATOR = r"[ ]?(?:[-+*/^×÷·−<>≤≥]|\*\*|<=|>=)[ ]?"
-_LETTER = r"(?<![A-Za-z\\])[A-Za-z]"
-_RUN = re.compile(
-    rf"(?<![\w.\\{{}}])(?:[-+−]?[ ]?\({{0,5}}(?:{_TERM}|{_LETTER}(?=[ ]?[-+*/^<>≤≥][ ]?[\d(A-Za-z](?![a-z]))))"
-    rf"\){{0,5}}(?:{_OPERATOR}[-+−]?\({{0,5}}(?:{_TERM}|{_LETTER}(?![A-Za-z]))\){{0,5}})*"
+_WORDS_OF_MATHEMATICS = re.compile(
+    r"sqrt|pi|sin|cos|tan|log|ln|exp|sec|csc|cot|arcsin|arccos|arctan|infinity"
 )
+_VALUE = re.compile(r"\d|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞π∞]|\\[A-Za-z]{2}|[A-Za-z]\s?[-+*/^=<>(]|pi\b")
+_ENDS = "*_^/+=<>|,×÷· "
 _DELIMITED = (
     r"(?<!\\)\$\$(?P<a>[^$]+)\$\$|(?<!\\)\\\[(?P<b>(?:[^\\]|\\(?!\]))+)\\\]"
     r"|(?<!\\)\\\((?P<c>(?:[^\\\n]|\\(?!\)))+)\\\)"
     r"|(?<!\\)\$(?=[^\s$])(?P<d>(?:[^$\n\\]|\\.)+)(?<!\s)\$(?!\d)"
 )
 _FORMULA = re.compile(_DELIMITED)
-_BARE_FRACTION = re.compile(r"-?\d*\s?\\[dt]?frac\s?\{[^{}]+\}\s?\{[^{}]+\}")
 _JOINED = re.compile(r"\s*(?:,|;|,?\s*(?:and|or))\s*")
 _STATED = re.compile(r"(?i)answer\s*(?:\*{1,3}\s*)?(?:is\b|:)\s*:?")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -820,37 +756,141 @@ def _boxes(text: str) -> str | None:
     return ",".join(dict.fromkeys(x.strip() for x in boxes))
 
 
-def _items(text: str) -> list[tuple[int, int, str]]:
-    """The formulas and numbers of a text: where each begins and ends, and its text."""
+def _is_part(text: str, token: re.Match) -> bool:
+    """Whether a token outside of delimiters belongs to mathematics, and is no word."""
+    word = token["word"]
+    if word is None or _WORDS_OF_MATHEMATICS.fullmatch(word):
+        return True
+    before = text[max(0, token.start() - 5) : token.start()]
+    behind = text[token.end() : token.end() + 3]
+    if len(word) <= 3 and (before[-1:].isdigit() or before[-1:] in tuple("^_*+=")):
+        return True
+    if len(word) <= 3 and behind[:1] in tuple("^_*+=</"):
+        return True
+    if len(word) > 1:
+        return False
+    near = re.search(r"(?:[-+*/^=<>≤≥−(]|sin|cos|tan|log|ln|exp)\s?$", before) or re.match(
+        r"\s?[-+*/^=<>≤≥−]|\(\w\)", behind
+    )
+    return bool(near)
+
+
+def _runs(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    """Where mathematics without delimiters begins and ends: tokens that follow each other."""
+    runs, begin, last = [], -1, -1
+    for token in _TOKENS.finditer(text, start, end):
+        inside = bool(token[0]) and _is_part(text, token)
+        if inside and begin >= 0 and token.start() == last:
+            last = token.end()
+            continue
+        if begin >= 0:
+            runs.append((begin, last))
+        begin, last = (token.start(), token.end()) if inside else (-1, -1)
+    if begin >= 0:
+        runs.append((begin, last))
+    return [part for run in runs for part in _pieces(text, *run)]
+
+
+def _pieces(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    """The formulas of a run: between open brackets, and numbers that nothing joins."""
+    cuts, stack = [start], list[int]()
+    for match in re.compile(r"\\.|[(){}\[\]]").finditer(text, start, end):
+        if match[0] in "([{":
+            stack.append(match.start())
+        elif match[0] in ")]}":
+            if stack:
+                stack.pop()
+            else:
+                cuts.append(match.end())
+    cuts += [place + 1 for place in stack]
+    pieces = []
+    for a, b in zip(sorted(cuts), [*sorted(cuts)[1:], end], strict=True):
+        b = b - 1 if b < end and text[b - 1] in "()[]{}" else b
+        # 2024 5 are two numbers, 3 1/2 and 1 000 are one
+        for gap in re.compile(r"(?<=\d) (?=\d)(?!\d+/\d)(?!\d{3}(?!\d))").finditer(text, a, b):
+            pieces.append((a, gap.start()))
+            a = gap.end()
+        pieces.append((a, b))
+    return [x for a, b in pieces if (x := _trimmed(text, a, b)) is not None]
+
+
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int] | None:
+    """A piece without operators at its ends, Markdown or a hyphen before it; None for no value."""
+    while start < end and text[start] in _ENDS + ")]}!":
+        start += 1
+    while start < end and text[end - 1] in _ENDS + "-−([{":
+        end -= 1
+    if text[start : start + 1] in ("-", "−"):
+        joins = start > 0 and (text[start - 1].isalnum() or text[start - 1] in ")")
+        bullet = text[start + 1 : start + 2] == " " and text[max(0, start - 9) : start].strip(" ")[
+            -1:
+        ] in ("", "\n")
+        if joins or bullet:
+            return _trimmed(text, start + 1, end)
+    if re.fullmatch(r"[\d.,]+!", text[start:end]):  # an exclamation
+        end -= 1
+    piece = text[start:end]
+    has_value = re.search(
+        r"\d|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞π∞]|\\[A-Za-z]{2}|[A-Za-z]\s?[-+*/^=<>(]|pi\b", piece
+    )
+    return (start, end) if has_value else None
+
+
+def _items(text: str, *, lists: bool = False) -> list[tuple[int, int, str]]:
+    """The formulas and numbers of a text: where each begins and ends, and its text.
+
+    Args:
+      text: Of a reply.
+      lists: Whether numbers with commas between them are one item.
+    """
     items = [
         (x.start(), x.end(), next(y for y in x.groups() if y is not None))
         for x in _FORMULA.finditer(text)
     ]
-    covered = [(start, end) for start, end, _ in items]
     outside, place = [], 0
-    for start, end in [*covered, (len(text), len(text))]:
+    for start, end, _ in [*items, (len(text), len(text), "")]:
         outside.append((place, start))
         place = end
-    for start, end in outside:
-        fractions = [(x.start(), x.end()) for x in _BARE_FRACTION.finditer(text, start, end)]
-        items += [(a, b, text[a:b]) for a, b in fractions]
-        items += [
-            (x.start(), x.end(), x[0])
-            for x in _RUN.finditer(text, start, end)
-            if not any(a <= x.start() < b for a, b in fractions)
-        ]
-    items.sort()
-    return items
+    for run in outside:
+        for a, b in _runs(text, *run):
+            parts = [(a, b)] if lists else _between_commas(text, a, b)
+            items += [(x, y, _last_side(text[x:y])) for x, y in parts]
+    return sorted(items)
+
+
+def _between_commas(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    parts, _ = _split(text[start:end], _SEPARATOR)
+    if len(parts) == 1 or re.fullmatch(r"\\?[\d.,$£€¥]+%?", text[start:end]):
+        return [(start, end)]
+    found, place = [], start
+    for part in parts:
+        place = text.index(part, place)
+        if (piece := _trimmed(text, place, place + len(part))) is not None:
+            found.append(piece)
+        place += len(part)
+    return found
+
+
+def _last_side(text: str) -> str:
+    """The last side of a chain of numbers, such as 5 - 9 = -4; other texts as they are."""
+    sides = text.split("=")
+    if len(sides) > 1 and not re.search(r"[A-Za-z<>≤≥]", "".join(sides[:-1])):
+        return sides[-1].strip()
+    return text
 
 
 def _joined(text: str, items: Sequence[tuple[int, int, str]], place: int, step: int) -> str:
     """An item with those that it is listed with, as in $1$ and $2$."""
     chosen = [items[place]]
-    if text[items[place][0]] not in "$\\":
+
+    def delimited(item: tuple[int, int, str]) -> bool:
+        return text[item[0]] in "$\\" and item[1] - item[0] > len(item[2])
+
+    if not delimited(chosen[0]):
         return chosen[0][2]
     while 0 <= place + step < len(items):
         a, b = sorted((items[place], items[place + step]))
-        if text[items[place + step][0]] not in "$\\" or not _JOINED.fullmatch(text, a[1], b[0]):
+        if not delimited(items[place + step]) or not _JOINED.fullmatch(text, a[1], b[0]):
             break
         place += step
         chosen.append(items[place])
@@ -871,15 +911,13 @@ def replied(text: str) -> str | None:
     if _BOX.search(text):
         return _boxes(text.replace(r"\fbox", r"\boxed"))
     text = text[-_LONGEST_END:]
-    stated = None
-    for stated in _STATED.finditer(text):
-        pass
+    stated = next(iter(deque(_STATED.finditer(text), maxlen=1)), None)
     if stated is not None:
         line = text[stated.end() :].lstrip().partition("\n")[0][:300].strip(" *_.")
         if _phrase(line):
             return line
         rest = text[stated.end() : stated.end() + 1000]
-        items = _items(rest)
+        items = _items(rest, lists=True)
         if items and items[0][0] <= 50:
             return _joined(rest, items, 0, 1)
     items = _items(text)
@@ -894,7 +932,9 @@ _NOT_PROSE = ("sqrt", "infinity", "and", "sin", "cos", "tan", "log", "exp", "arc
 
 
 def _is_prose(text: str) -> bool:
-    words = (word.strip(".,;:!?'\"()[]{}") for word in text.split())
+    r"""Whether a text has words; beside LaTeX, capitals are points, as in \triangle ABC."""
+    words = [word.strip(".,;:!?'\"()[]{}") for word in text.split()]
+    words = [w for w in words if not (w.isupper() and "\\" in text)]
     return any(len(w) > 2 and w.isalpha() and w.lower() not in _NOT_PROSE for w in words)
 
 

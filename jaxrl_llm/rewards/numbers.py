@@ -25,21 +25,10 @@ _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n"
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _GREEK = {
     unicodedata.lookup(f"GREEK SMALL LETTER {name.upper()}"): rf"\{name} "
-    for name in [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "theta",
-        "mu",
-        "pi",
-        "rho",
-        "sigma",
-        "tau",
-        "phi",
-        "omega",
-    ]
+    for name in (
+        *("alpha", "beta", "gamma", "delta", "epsilon", "theta", "mu", "pi", "rho", "sigma"),
+        *("tau", "phi", "omega"),
+    )
 } | {"λ": r"\lambda "}
 _SYMBOLS = str.maketrans(
     {
@@ -109,7 +98,7 @@ _MIXED = re.compile(
 
 
 def _words_of_latex(match: re.Match) -> str:
-    r"""One form of ``\text{...}`` and its siblings: \text{words}, a letter, a function or digits."""
+    r"""One form of ``\text{...}`` and its siblings: words, a letter, a function or a number."""
     behind, inner = match["digit"] is not None, match["inner"].strip()
     space = match["digit"] or ""
     word = inner.strip(" .,;:")
@@ -471,8 +460,9 @@ _SIX_DECIMALS = Fraction(1, 2_000_000)
 
 
 def close(a: Fraction, b: Fraction) -> bool:
-    """Whether a decimal may stand for another number: to six decimals, and if both are below 0.001
-    to a thousandth of the larger one.
+    """Whether a decimal may stand for another number.
+
+    It may to six decimals, and if both are below 0.001 to a thousandth of the larger one.
     """
     larger = max(abs(a), abs(b))
     apart = abs(a - b)
