@@ -1,0 +1,190 @@
+"""Answers of mathematics: the golden pairs, replies in prose, odd texts and random notations."""
+
+import json
+import math
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_llm import rewards
+from jaxrl_llm.core import bind
+from jaxrl_llm.rewards import RewardError
+from jaxrl_llm.rewards.answers import row_check
+from jaxrl_llm.rewards.mathematics import equal, replied
+
+KINDS = json.loads((Path(__file__).parents[1] / "golden" / "mathematics.json").read_text())["kinds"]
+
+
+def boxed(answer, reply):
+    return rewards.boxed_math("", rf"\boxed{{{reply}}}", {"answer": answer})
+
+
+def test_golden_pairs_in_both_directions():
+    assert len(KINDS) == 40 and {len(x[v]) for x in KINDS.values() for v in x} == {5}
+    wrong = {"equal": [], "different": []}
+    for kind, verdicts in KINDS.items():
+        for verdict, pairs in verdicts.items():
+            for a, b in (x for pair in pairs for x in (pair, pair[::-1])):
+                if boxed(a, b) != (verdict == "equal"):
+                    wrong[verdict].append((kind, a, b))
+    assert not wrong["different"], f"false positives: {wrong['different']}"
+    assert not wrong["equal"], f"false negatives: {wrong['equal']}"
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "right"),
+    [
+        ("The answer is 2x + 3.", "2x+3", 1.0),
+        ("The answer is 2x + 3.", "3", 0.0),
+        (r"The answer is 0.\overline{3}.", "0", 0.0),
+        (r"The answer is 0.\overline{3}.", "1/3", 1.0),
+        ("So it is 2 sin x", r"2\sin x", 1.0),
+        ("So it is 2 sin x", "2", 0.0),
+        ("So x < 2", "2", 0.0),
+        ("It is 4 10/3.", "10", 0.0),
+        ("We take 4 1/4 cups.", "4.25", 1.0),
+        ("It has 1 000 000 cells", "1000000", 1.0),
+        ("In 2024 5 people came", "5", 1.0),
+        ("The point is (2, 3).", "(2,3)", 1.0),
+        ("5 - 9 = \u22124.", "-4", 1.0),
+        ("It costs $12 and $15.", "15", 1.0),
+        ("**Answer:** 42", "42", 1.0),
+        ("Answer: no solution", r"\text{no solution}", 1.0),
+        (r"$\boxed{1}$ and $\boxed{2}$", "1,2", 1.0),
+        (r"\boxed{1}, no: \boxed{2}", "2", 1.0),
+        (r"\boxed{12", "12", 0.0),
+        ("The final answer is $1$ or $-1$. I hope", r"\pm 1", 1.0),
+        ("It is 10² m", "100", 1.0),
+    ],
+)
+def test_the_answer_in_prose_is_the_whole_formula(reply, answer, right):
+    assert rewards.math_verify("", reply, {"answer": answer}) == right
+    assert rewards.reasoning_accuracy("", f"7</think>{reply}", {"answer": answer}) == right
+
+
+@pytest.mark.parametrize("text", ["(" * 20_000, "1 " * 20_000, "x+" * 20_000, "a" * 40_000])
+def test_no_reply_takes_long(text):
+    start = time.process_time()
+    for reply in (text, f"answer: {text}", rf"\boxed{{{text}}}", f"${text}$"):
+        rewards.math_verify("", reply, {"answer": "7"})
+    assert time.process_time() - start < 10.0
+
+
+def forms(value, draw):
+    """One of the ways to write a rational number that it has."""
+    n, d = value.numerator, value.denominator
+    sign, n = ("-" if n < 0 else ""), abs(n)
+    ways = [rf"{sign}\frac{{{n}}}{{{d}}}", f"{sign}{3 * n}/{3 * d}", rf"\dfrac{{{sign}{n}}}{{{d}}}"]
+    if d == 1:
+        ways += [
+            f"{sign}{n:,}",
+            f"{sign}{n}.0",
+            f"${sign}{n}$",
+            rf"{sign}{n}\text{{ cm}}",
+            f"x={sign}{n}",
+        ]
+        ways += [f"{sign}{n:,}".replace(",", mark) for mark in (r"\,", "{,}", "_", "'")]
+    elif n > d:
+        whole, over = divmod(n, d)
+        ways += [f"{sign}{whole} {over}/{d}", rf"{sign}{whole}\frac{{{over}}}{{{d}}}"]
+    if (100 * value).denominator == 1:
+        ways += [
+            f"{sign}{n / d:.2f}",
+            rf"{sign}{100 * n // d}\%",
+            f"{sign}{n / d:.1e}" if n / d < 1 else f"{sign}{n / d:.4f}",
+        ]
+    if math.gcd(d, 10) == 1 and d > 1:
+        period = next(k for k in range(1, d) if (10**k - 1) % d == 0)
+        whole, over = divmod(n, d)
+        ways.append(rf"{sign}{whole}.\overline{{{over * (10**period - 1) // d:0{period}d}}}")
+    way = draw(st.sampled_from(ways))
+    return way.replace("-", "\u2212") if draw(st.booleans()) and "e" not in way else way
+
+
+RATIONALS = st.builds(
+    Fraction, st.integers(-9999, 9999), st.sampled_from([1, 1, 2, 3, 4, 7, 8, 11, 25, 100])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), RATIONALS, RATIONALS)
+def test_numbers_in_random_notations(data, a, b):
+    first, again, other = forms(a, data.draw), forms(a, data.draw), forms(b, data.draw)
+    assert equal(first, again) and equal(again, first), (first, again)
+    # A percent sign may be left out.
+    if a != b and not ({a, 100 * a} & {b, 100 * b}):
+        assert not equal(first, other) and not equal(other, first), (first, other)
+
+
+NONE = [None, "", "  ", math.nan, [], ["4", ""], ["4", None], True, {}]
+
+
+@pytest.mark.parametrize(
+    ("reward", "good", "bad"),
+    [
+        (rewards.math_verify, ["1/2", 0.5, r"\text{no solution}", "no solution", r"\pi"], ["blue"]),
+        (rewards.boxed_math, [r"x \equiv 3 \pmod 5", r"\triangle ABC", "#### 72"], ["the cat sat"]),
+        (rewards.reasoning_accuracy, ["4", ["4", "5"]], ["Yes, it is."]),
+        (rewards.last_integer, [4, "#### 18", ["4", "5"]], ["7.5"]),
+        (rewards.exact_match, ["Rome", 0, ["a", "b"]], []),
+        (rewards.f1, ["Rome", "0"], []),
+        (rewards.dapo_math, [18, "18"], []),
+        (rewards.multiple_choice, ["B", 1], ["Z"]),
+        (bind(rewards.exact_match), ["Rome"], []),
+        (
+            rewards.weighted_sum({"a": (rewards.f1, 1.0), "b": (rewards.think_format, 1.0)}),
+            ["x"],
+            [],
+        ),
+    ],
+)
+def test_rows_are_checked_without_a_reply(reward, good, bad):
+    check = row_check(reward)
+    for answer in good:
+        check({"answer": answer})
+    for answer in [*NONE, *bad]:
+        with pytest.raises(RewardError):
+            check({"answer": answer})
+
+
+def test_votes_and_pools_pass_on_the_check_of_rows():
+    vote = rewards.majority_vote(rewards.boxed_math)
+    assert row_check(vote)({}) is None  # a question without an answer
+    with (
+        rewards.math_verify_pool(vote, workers=1, deadline=20.0) as pool,
+        pytest.raises(RewardError, match="boxed_math: metadata"),
+    ):
+        pool.check_row({"answer": ""})
+    assert row_check(rewards.think_format) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "right"),
+    [
+        ("“Rome”", "Rome", 1.0),
+        ("l’avion", "l'avion", 1.0),
+        ("Cafe\u0301", "Café", 1.0),
+        ("ﬁne", "fine", 1.0),
+        ("１２３", "123", 1.0),
+        ("New\u00a0York", "new york", 1.0),
+        ("\u22125 °C", "-5 °C", 1.0),
+        ("1914–1918", "1914-1918", 1.0),
+        ("STRASSE", "straße", 1.0),
+        ("1½", "1 1/2", 1.0),
+        ("zero\u200bwidth", "zerowidth", 1.0),
+        ("Café", "Cafe", 0.0),
+        ("\u22125", "5", 0.0),
+    ],
+)
+def test_words_are_compared_in_one_form_of_unicode(reply, answer, right):
+    assert rewards.exact_match("", reply, {"answer": answer}) == right
+    assert (rewards.f1("", reply, {"answer": answer}) == 1.0) == bool(right)
+
+
+def test_replied_takes_what_the_reply_states():
+    assert replied("Of 7 and 8 the answer is 7, as 8 is even.") == "7"
+    assert replied("no number") is None
