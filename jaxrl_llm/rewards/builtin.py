@@ -178,17 +178,22 @@ def _check_mathematics(function: str) -> Callable[[Mapping[str, Any]], None]:
 def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r"""One if the completion's mathematical answer equals `metadata["answer"]`, else zero.
 
-        reward = 1[parse(completion) = parse(answer)]   (symbolic equality, package math-verify)
+        reward = 1[answer in completion = answer]   (:func:`mathematics.equal`)
 
-    A number with an exponent, such as 1e-05, is one number; 2e-1 may also be 2e - 1. Numbers below
-    0.001 are equal if they differ by at most a thousandth of the larger one.
+    The number notation of both is normalized first: mixed numbers, groups of digits, percent,
+    units, repeating decimals, scientific notation, Unicode. Rational numbers are compared exactly;
+    a decimal of six digits or more may be rounded, and below 0.001 differ by a thousandth. Formulas
+    are read by the parser of the package math-verify, and only if it reads the whole text. What it
+    does not read, such as ``\text{no solution}``, is compared as text. An answer 2e-1 may also be
+    2e - 1, with Euler's number.
 
-    Parsing and comparing can run forever on some texts. The package's time limits work only in the
+    Comparing formulas can take long for some texts, and the package's time limits work only in the
     main thread, so they are off here: use `math_verify_pool` in training.
 
     Args:
       prompt: Not read.
-      completion: The reply; a boxed formula counts, otherwise the last formula or number.
+      completion: The reply; a boxed formula counts, otherwise the one after "answer is" or the last
+        formula or number.
       metadata: Has "answer": LaTeX with or without dollar signs, or a number; or a list of them,
         any of which is right.
 
@@ -196,8 +201,8 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
       1.0 or 0.0.
 
     Raises:
-      RewardError: If metadata has no "answer", or one that is not mathematics: an empty text, or
-        prose, which LaTeX reads as a product of its letters, so that no reply could match.
+      RewardError: If metadata has no "answer", or one that is not mathematics: an empty text, NaN,
+        or prose without ``\text``. ``math_verify.check_row(metadata)`` raises it without a reply.
       ImportError: If math-verify is not installed.
 
     Example:
@@ -206,7 +211,8 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
       1.0
 
     References:
-      Kydlíček, Math-Verify (the package math-verify; there is no paper).
+      Kydlíček, Math-Verify (the package math-verify; there is no paper), which also counts a part
+        of a text that it cannot read. docs/rewards.md has the differences in numbers.
     """
     del prompt
     return _equals("math_verify", replied(without_thinking(completion)), metadata)
@@ -217,7 +223,7 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
 def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r"""One if the last ``\boxed{...}`` equals `metadata["answer"]` as mathematics, else zero.
 
-        reward = 1[parse(last box) = parse(answer)]
+        reward = 1[last box = answer]   (:func:`mathematics.equal`)
 
     The box ends at its closing brace. A completion without a box, or cut off in its last box,
     scores zero, whatever numbers it contains. Use ``math_verify_pool(boxed_math)`` in training.
