@@ -715,7 +715,8 @@ def _numbers(value: Any) -> list:
 _LONGEST_END = 20_000  # characters at the end of a reply without a box in which its answer stands
 _TOKENS = re.compile(
     r"(?P<latex>\\(?:text\w*|mathrm|operatorname|mathbf)\{[^{}\n]*\}|\\[A-Za-z]+|\\[{}%,;!])"
-    r"|(?P<number>(?=(?:\\?[$£€¥][ ]?)?\.?\d)(?:\\?[$£€¥][ ]?)?(?:\d{1,3}(?:,\d{3})+(?!\d|,\d)|\d+)?"
+    r"|(?P<number>(?=(?:\\?[$£€¥][ ]?)?\.?\d)(?:\\?[$£€¥][ ]?)?"
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d|,\d)|\d+)?"
     r"(?:(?<=\d)\.\d+|(?<![\d.])\.\d+|(?<=\d)(?:\.(?=\\|\())?)"
     r"(?:[eE][-+]?\d+(?!\w))?(?:[ ]?%)?[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⁰¹²³⁴⁵⁶⁷⁸⁹⁻]{0,9}|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])"
     r"|(?P<word>[A-Za-z]+)|(?P<operator>\*\*|[-+*/^_=<>≤≥×÷·−!|π∞√±°′²³]|(?<=\d):(?=\d))"
