@@ -481,6 +481,8 @@ def _parsed(text: str) -> Any:
     text = re.sub(r"(\\log_\{[^{}]*\})\s*(\d+(?:\.\d+)?)", r"\1{\2}", text)
     if _ADJACENT.search(re.sub(r"\\begin\{\w+\}.*\\end\{\w+\}", "", text, flags=re.DOTALL)):
         return None
+    if re.search(r"[A-Za-z]\s*\d", _COMMAND.sub("", text.partition(r"\begin")[0])):
+        return None  # x3 may be a power, an index or a product
     package()
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from sympy import Basic, I, MatrixBase, Product, Sum, Symbol, nan, zoo
@@ -508,11 +510,18 @@ def _same_formulas(a: _Node, b: _Node) -> bool:
     ours, theirs = _formula(a), _formula(b)
     if ours is None or theirs is None:
         return ours is theirs and _plain(a.text) == _plain(b.text)
+    try:
+        return _same_values(ours, theirs, may_be_rounded(a.text) or may_be_rounded(b.text))
+    except Exception:  # of any kind, where sympy cannot compare
+        return _plain(a.text) == _plain(b.text)
+
+
+def _same_values(ours: Any, theirs: Any, rounded: bool) -> bool:
+    """Of two objects of sympy."""
     from sympy import Expr, MatrixExpr
 
     if ours == theirs:
         return True
-    rounded = may_be_rounded(a.text) or may_be_rounded(b.text)
     plain = [isinstance(x, Expr) and not isinstance(x, MatrixExpr) for x in (ours, theirs)]
     if all(plain):
         return _same_expressions(ours, theirs, rounded)
@@ -548,7 +557,7 @@ def _same_inequalities(ours: Any, theirs: Any) -> bool:
     ratio = (ours.gts - ours.lts) / (theirs.gts - theirs.lts)
     symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
     values = [
-        _constant(ratio.xreplace({x: _coordinate(point, k) for k, x in enumerate(symbols)}))
+        _constant(ratio, 50, {x: _coordinate(point, k) for k, x in enumerate(symbols)})
         for point in range(4)
     ]
     if any(x is None or not x.is_extended_positive for x in values):
@@ -568,7 +577,7 @@ def _same_expressions(ours: Any, theirs: Any, rounded: bool) -> bool:
     compared = 0
     for point in range(6):
         values = {x: _coordinate(point, k) for k, x in enumerate(symbols)}
-        a, b = (_constant(x.xreplace(values), digits) for x in (ours, theirs))
+        a, b = (_constant(x, digits, values) for x in (ours, theirs))
         if (a is None) != (b is None):
             return False
         if a is None or b is None:
@@ -627,11 +636,12 @@ def _coordinate(point: int, variable: int) -> Any:
     )
 
 
-def _constant(value: Any, digits: int = 50) -> Any:
-    """A constant with so many digits, a complex number of sympy; None if it has no value."""
+def _constant(value: Any, digits: int = 50, point: Mapping[Any, Any] | None = None) -> Any:
+    """The value at a point with so many digits, a complex number of sympy; None for none."""
     if value is None:
         return None
     try:
+        value = value.xreplace(dict(point)) if point else value
         number = value.evalf(digits, maxn=8 * digits)
         if not number.is_number or number.is_finite is not True:
             return number if number.is_infinite and number.is_extended_real else None

@@ -54,7 +54,10 @@ UNIT_LETTERS = frozenset("mgshlLNJWVAKCF")
 _SIMPLE = (  # in this order
     (re.compile(r"\\(?:left|right|middle)\s*\.(?!\d)"), ""),
     (re.compile(r"\\(?:left|right|middle|displaystyle|textstyle|limits|[bB]igg?[lrm]?)\b"), ""),
-    (re.compile(r"\\(?:mathbf|mathit|boldsymbol|bm|mathcal|mathnormal)\s*\{([^{}]*)\}"), r"\1"),
+    (
+        re.compile(r"\\(?:boxed|mathbf|mathit|boldsymbol|bm|mathcal|mathnormal)\s*\{([^{}]*)\}"),
+        r"\1",
+    ),
     (re.compile(r"\\(?:ldots|dots|dotsc|cdots|dotsb)\b"), r"\\ldots "),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:lbrace)\b"), r"\\{"),
@@ -228,6 +231,7 @@ def _without_dollars(text: str) -> str:
     text = re.sub(r"\\\$\s*([\d.,]*\d)", rf"\1{money}".replace("\\t", "\\\\t"), text)
     if text.count("$") % 2 == 0:
         return text.replace("$", "")
+    text = re.sub(r"(\d)\s*\\?\$$", rf"\1{money}".replace("\\t", "\\\\t"), text)
     return re.sub(r"\$\s*([\d.,]*\d)", rf"\1{money}".replace("\\t", "\\\\t"), text, count=1)
 
 
