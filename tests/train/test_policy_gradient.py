@@ -1111,3 +1111,43 @@ def test_a_signal_is_an_advantage_that_is_not_0(recipe, rewards, expected):
         batch = batch.replace(rewards=jnp.full(batch.rewards.shape, rewards))
     ready, _ = recipe.prepare(batch, recipe.init())
     assert float(no_signal(recipe, ready)) == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "passes"),
+    [
+        (jr.recipes.luffy_shaping(length=6), 0),  # reads no log-probability of what sampled
+        (jr.recipes.rollout_correction(), 1),  # of the old policy, also where none sampled
+        (jr.recipes.topr(), 1),
+    ],
+)
+def test_a_batch_with_demonstrations_is_scored_as_often_as_something_reads_it(recipe, passes):
+    calls, batch = [], make_case().batch.replace(old_logp=None)
+    known = batch.mask & (jnp.arange(batch.mask.shape[1])[:, None] > 0)
+    batch = batch.with_extras({"behavior_known": known})
+    model, params = one_layer()
+
+    class Counted(Scorer):
+        def __call__(self, *args, **kwargs):
+            calls.append(self)
+            return super().__call__(*args, **kwargs)
+
+    state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
+    jax.eval_shape(lambda x: score_batch(x, recipe, Counted(model), state=state), batch)
+    assert len(calls) == passes
+
+
+def test_a_method_that_trains_no_weights_has_no_backward_pass(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a gradient is computed")
+
+    monkeypatch.setattr("jaxrl_llm.train.policy_gradient.accumulate_gradients", refuse)
+    model, params = one_layer()
+    for recipe in (jr.recipes.training_free_grpo(), jr.recipes.grpo(kl_coef=0.0)):
+        state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
+        step = make_step(model, recipe, OPTIMIZER)
+        if recipe.trains_weights:
+            with pytest.raises(AssertionError, match="a gradient is computed"):
+                step.lower(state, make_batch())
+        else:
+            step.lower(state, make_batch())
