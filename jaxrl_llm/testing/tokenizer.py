@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 _SPECIAL = {256: "<bos>", 257: "<eos>", 258: "<pad>"}
@@ -37,9 +38,11 @@ class ByteTokenizer:
     bos_id: int = 256
     eos_ids: tuple[int, ...] = (257,)
     pad_id: int = 258
+    _phrases: Mapping[int, bytes] = MappingProxyType({})  # also of a subclass with its own start
 
     def __init__(self, phrases: Mapping[int, str] | None = None):
-        self._phrases = {i: text.encode() for i, text in (phrases or {}).items()}
+        if phrases:
+            self._phrases = {i: text.encode() for i, text in phrases.items()}
 
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
         """The ids of a text.
