@@ -4,6 +4,7 @@ None writes a file, starts a process, evaluates a text or changes what a later r
 """
 
 import contextlib
+import importlib
 import os
 import runpy
 import shutil
@@ -126,6 +127,7 @@ def test_a_reward_in_the_process(name, payloads, watched):
 
 
 def test_mathematics(payloads, watched):
+    importlib.import_module("sympy.physics.units")  # whose import evaluates names of units
     for reward in MATHEMATICS:
         known = [reward("", f"<think></think> {x}", ROW) for x in ("$4$", r"\boxed{4}", "5")]
         for which, text in payloads.items():
