@@ -481,7 +481,7 @@ def _parsed(text: str) -> Any:
     text = re.sub(r"(\\log_\{[^{}]*\})\s*(\d+(?:\.\d+)?)", r"\1{\2}", text)
     if _ADJACENT.search(re.sub(r"\\begin\{\w+\}.*\\end\{\w+\}", "", text, flags=re.DOTALL)):
         return None
-    if re.search(r"[A-Za-z]\s*\d", _COMMAND.sub("", text.partition(r"\begin")[0])):
+    if re.search(r"[A-Za-z]\s*\d", _COMMAND.sub(";", text.partition(r"\begin")[0])):
         return None  # x3 may be a power, an index or a product
     package()
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy

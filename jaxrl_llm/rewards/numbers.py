@@ -250,6 +250,7 @@ def canonical(text: str, *, euler: bool = False) -> str:
     if len(text) > _LONGEST:
         return " ".join(text.split())
     text = _without_dollars(_vulgar(text.strip()).strip())
+    text = re.sub(r"(?<![.,;])[.,;]$", "", text)
     text = re.sub(r"([£€¥])\s*([\d.,]*\d)", r"\2\\text{\1}", text)
     text = _TEXTS.sub(_words_of_latex, text)
     text = _GROUPS.sub(lambda x: "".join(re.findall(r"\d", x[0])), " ".join(text.split()))
