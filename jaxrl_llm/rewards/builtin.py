@@ -19,7 +19,8 @@ from jaxrl_llm.rewards.answers import (
     row_check,
     without_thinking,
 )
-from jaxrl_llm.rewards.mathematics import equal, replied, right_answers
+from jaxrl_llm.rewards.formulas import replied, right_answers
+from jaxrl_llm.rewards.mathematics import equal
 from jaxrl_llm.rewards.pool import VerifierPool
 from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
 

@@ -14,7 +14,8 @@ from jaxrl_llm import rewards
 from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.rewards.answers import row_check
-from jaxrl_llm.rewards.mathematics import equal, replied
+from jaxrl_llm.rewards.formulas import replied
+from jaxrl_llm.rewards.mathematics import equal
 
 KINDS = json.loads((Path(__file__).parents[1] / "golden" / "mathematics.json").read_text())["kinds"]
 
