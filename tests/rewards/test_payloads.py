@@ -112,7 +112,8 @@ IN_PROCESS = {
     "tool by name": lambda p, c, m: call_tool([calculator], ToolCall(c, {c: c})),
 }
 MATHEMATICS = (rewards.math_verify, rewards.boxed_math, rewards.reasoning_accuracy)
-UNENDING = ("power", "factorial")  # for which a pool has deadlines
+UNENDING = ("power", "factorial")
+UNENDING_MATHEMATICS = (*UNENDING, "deep", "deep json")  # for which its pool has deadlines
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)
@@ -131,7 +132,7 @@ def test_mathematics(payloads, watched):
     for reward in MATHEMATICS:
         known = [reward("", f"<think></think> {x}", ROW) for x in ("$4$", r"\boxed{4}", "5")]
         for which, text in payloads.items():
-            for form in () if which in UNENDING else (*FORMS, BOXED, "</think> ${}$"):
+            for form in () if which in UNENDING_MATHEMATICS else (*FORMS, BOXED, "</think> ${}$"):
                 with watched((reward.__name__, which)):
                     assert reward("", form.format(text), {"answer": "17"}) == 0.0
         assert known == [
