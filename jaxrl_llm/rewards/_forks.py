@@ -203,4 +203,5 @@ def main():
         send(fork(dataset, extract, request, seconds, rules))
 
 
-main()
+if __name__ == "__main__":
+    main()
