@@ -228,12 +228,16 @@ _UNWRAPPED = (
 )
 
 
+# The patterns take a time that grows with the square of the length.
+_LONGEST_UNWRAPPED = 1000
+
+
 def normalize_math(text: str) -> str:
     r"""A mathematical answer without units, words and LaTeX that do not change its value.
 
     The text before the last "=" is removed, as are spaces, dollar signs, units, ``\text`` and the
     commas of an integer; ``\frac12`` and ``\sqrt2`` get their braces, and the minus sign U+2212
-    becomes that of ASCII.
+    becomes that of ASCII. A text of more than 1,000 characters keeps ``\text`` and the like.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -249,7 +253,7 @@ def normalize_math(text: str) -> str:
         text = text.replace(old, new)
     for old in _DROPPED:
         text = text.replace(old, "")
-    for pattern, new in _UNWRAPPED:
+    for pattern, new in _UNWRAPPED if len(text) <= _LONGEST_UNWRAPPED else ():
         text = pattern.sub(new, text)
     text = text.replace("$", "")
     digits = text.replace(",", "")

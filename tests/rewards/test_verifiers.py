@@ -592,3 +592,10 @@ def test_a_bare_answer_is_not_its_last_number(answer, right, wrong):
         assert reward("", wrong, {"answer": answer}) == 0.0
         assert reward("", right, {"answer": ("77", answer)}) == 1.0
         assert reward("", wrong, {"answer": ["77", answer]}) == 0.0
+
+
+def test_a_long_answer_is_normalized_in_a_time_that_is_linear():
+    """The patterns of ``normalize_math`` are quadratic, so a long text keeps its commands."""
+    short, long = (rf"\text{{a}}{'1' * digits}" for digits in (10, 20_000))
+    assert rewards.normalize_math(short) == f"a{'1' * 10}"
+    assert rewards.normalize_math(long) == long
