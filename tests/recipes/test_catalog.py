@@ -223,6 +223,7 @@ def test_a_method_is_whole_with_a_preset_or_commands_and_nothing_missing():
 # What their docstrings say is not here is no step: of the optimizer, of a form that the paper does
 # not run by default, or computed and not used in the authors' code.
 NO_STEP = {"masa", "sdpo", "training_free_grpo"}
+NO_STEP |= {"open_es"}  # the decay of the weights, a setting of the optimizer
 # Coefficients that are 0 by default though the method has no such term: PPO, an option of GAE.
 NO_TERM = {"ppo", "gae_token"}
 
