@@ -250,13 +250,3 @@ def preset(name: str) -> Recipe:
 def test_a_preset_prints_the_same_in_every_process():
     """A resumed run tells by it whether the rollouts of a checkpoint are its own."""
     assert not [name for name in PRESETS if " at 0x" in repr(preset(name))]
-
-
-# What each lacks of its method is in its row of the catalog.
-NOT_WHOLE = {"ppo_max", "sapo_swarm"}
-
-
-def test_the_catalog_calls_all_other_presets_whole():
-    """tests/testing/test_loop.py trains every one."""
-    whole = {method.preset for method in catalog.CATALOG if method.whole}
-    assert set(PRESETS) - whole == NOT_WHOLE
