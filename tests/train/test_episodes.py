@@ -614,7 +614,7 @@ def test_the_episodes_of_a_prompt_begin_alike_at_each_visit_if_a_method_remember
     """DART, whose limit of turns and stored success are of one start; others see new ones."""
     data = DataConfig(prompts=one_door, chat=False)
     SEEDS.clear()
-    sizes = {"prompts_per_step": 1, "steps": 3}
+    sizes = {"prompts_per_step": 1, "steps": 3, "max_skipped": 4}
     sampling = dataclasses.replace(SAMPLING, slots=4)
     train(config(tmp_path, Seeded(), recipe="dart", data=data, sampling=sampling, **sizes))
     assert len(SEEDS) == 3 and len(set(SEEDS)) == 1
