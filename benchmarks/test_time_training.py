@@ -83,7 +83,7 @@ def adapt(
         model=lambda: (model, params, tokenizer),
         data=DataConfig(prompts=lambda: asked, chat=chat),
         reward=jr.rewards.majority_vote(config.reward),
-        recipe=jr.recipes.ttrl_majority().replace(minibatches=1),
+        recipe=jr.recipes.ttrl_majority(votes=1).replace(minibatches=1),
         sampling=dataclasses.replace(config.sampling, group_size=options.votes),
         optimizer=dataclasses.replace(
             policy_optimizer(config), learning_rate=options.learning_rate, decay_steps=None

@@ -109,6 +109,67 @@ class _AdaptiveSpoUpdate:
         return _spo_step(rewards, state, prompt_ids, where, rho, self.eps)
 
 
+@dataclasses.dataclass(frozen=True)
+class _StartedSpoUpdate(_SpoUpdate):
+    start: "_Start"
+
+    def __call__(
+        self, rewards, state, *, prompt_ids, prefix_values, segment_where, where=None, **context
+    ):
+        state = self.start(state, prompt_ids, prefix_values, segment_where, where)
+        return _spo_step(rewards, state, prompt_ids, where, self.rho, self.eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class _StartedAdaptiveSpoUpdate(_AdaptiveSpoUpdate):
+    start: "_Start"
+
+    def __call__(
+        self,
+        rewards,
+        state,
+        *,
+        prompt_ids,
+        policy_shift,
+        prefix_values,
+        segment_where,
+        where=None,
+        **context,
+    ):
+        state = self.start(state, prompt_ids, prefix_values, segment_where, where)
+        update = super().__call__
+        return update(rewards, state, prompt_ids=prompt_ids, policy_shift=policy_shift, where=where)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """The first values of prompts, from rollouts that are not in the batch."""
+
+    first: int
+    rho_min: float
+    prior: tuple[float, float]
+
+    def __call__(self, state, prompt_ids, values, segments, where):
+        checks.check_bool("spo_tracker", segment_where=segments)
+        checks.check_rank("spo_tracker", 3, prefix_values=values)
+        checks.check_same_shape("spo_tracker", prefix_values=values, segment_where=segments)
+        # Of each rollout that trains, the value of the empty response.
+        there = segments[..., 0] if where is None else segments[..., 0] & where
+        size, known = state.alpha.shape[0], jnp.any(there, axis=-1)
+        mean = masking.masked_mean(jnp.asarray(values[..., 0], jnp.float32), there, axis=-1)
+        row = tracker.rows_of(prompt_ids, size, known)
+        total = jnp.zeros((2, size), jnp.float32)
+        total = total.at[:, row].add(jnp.stack([mean, jnp.ones_like(mean)]), mode="drop")
+        started = tracker.beta_tracker_init(
+            self.first * total[0], self.first * total[1], rho_min=self.rho_min
+        )
+        alpha, beta = (jnp.float32(x) for x in self.prior)
+        new = (state.alpha == alpha) & (state.beta == beta) & (total[1] > 0)
+        return tracker.BetaTracker(
+            *(jnp.where(new, a, b) for a, b in zip(started, state, strict=True))
+        )
+
+
 def _spo_step(rewards, state, prompt_ids, where, rho, eps: float):
     """Advantages with the values before this batch, and the tracker after it."""
     tracker.check_rows("spo_tracker", prompt_ids, rewards, where)
@@ -126,6 +187,7 @@ def spo_tracker(
     low: float | None = None,
     high: float | None = None,
     prior: tuple[float, float] = (0.5, 0.5),
+    first: int = 0,
     eps: float = 1e-8,
 ) -> Transform:
     """SPO: the baseline is a persistent success rate per prompt instead of a group.
@@ -144,7 +206,11 @@ def spo_tracker(
       half_shift: With ``rho=None`` only, see :func:`kl_forgetting`; None means 0.06 nats per token.
       low: With ``rho=None`` only: smallest factor; None means 0.875.
       high: With ``rho=None`` only: largest factor; None means 0.96.
-      prior: As in the module; for values from earlier rollouts see :func:`beta_tracker_init`.
+      prior: As in the module.
+      first: Number n of rollouts from which a prompt starts. With ``first`` the transform also
+        reads ``prefix_values`` and ``segment_where [P, G, K]``: where a row has a first segment and
+        its prompt is new, the tracker is first set by :func:`beta_tracker_init` of n rollouts with
+        the mean reward ``prefix_values[..., 0]``. 0 for a start from the prior.
 
     Returns:
       A Transform ``rewards [P, G] -> advantages [P, G]`` over a :class:`BetaTracker`.
@@ -172,7 +238,15 @@ def spo_tracker(
     low, high = 0.875 if low is None else low, 0.96 if high is None else high
     checks.check_positive(name, finite=True, half_shift=half_shift, eps=eps)
     tracker.check_factors(name, low, high)
-    update = _AdaptiveSpoUpdate(half_shift, low, high, eps) if rho is None else _SpoUpdate(rho, eps)
+    if first:
+        checks.check_count(name, first=first)
+    start = _Start(int(first), low if rho is None else rho, prior)
+    if rho is None:
+        options = half_shift, low, high, eps
+        adaptive = _StartedAdaptiveSpoUpdate(*options, start)
+        update = adaptive if first else _AdaptiveSpoUpdate(*options)
+    else:
+        update = _StartedSpoUpdate(rho, eps, start) if first else _SpoUpdate(rho, eps)
     return Transform(_TrackerInit(num_prompts, prior), update)
 
 

@@ -114,6 +114,39 @@ def test_the_factor_adapts_to_the_shift_of_each_prompt():
     np.testing.assert_allclose(state.alpha, expected.alpha, rtol=1e-6)
 
 
+@pytest.mark.parametrize("rho", [None, 0.875])
+def test_a_new_prompt_starts_from_its_first_rollouts(rho):
+    track = spo_tracker(num_prompts=5, rho=rho, first=8)
+    state = track.init()
+    state = state._replace(alpha=state.alpha.at[1].set(2.0), beta=state.beta.at[1].set(6.0))
+    batch = {
+        "prompt_ids": jnp.array([3, 1, 0, 4]),
+        "where": jnp.array([[True], [True], [True], [False]]),
+        # Of prompt 3, 3 of 8 were right; prompt 1 is not new; prompt 0 has none that were graded.
+        "prefix_values": jnp.array([0.375, 1.0, jnp.nan, 1.0])[:, None, None],
+        "segment_where": jnp.array([True, True, False, True])[:, None, None],
+    }
+    if rho is None:
+        batch["policy_shift"] = jnp.zeros(4)
+    rewards = jnp.array([[1.0], [0.0], [1.0], [1.0]])
+    advantages, after = jax.jit(track.update)(rewards, state, **batch)
+    # The baseline of the first batch is (3 + 1/2) / 9, not 1/2.
+    values = jnp.array([0.388889, 0.25, 0.5, 0.5])
+    expected = spo(rewards, values, where=batch["where"])
+    np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-6)
+    keeps = 0.96 if rho is None else rho
+    alpha = keeps * np.array([0.5, 2.0, 0.5, 3.111111, 0.5]) + [1, 0, 0, 1, 0]
+    beta = keeps * np.array([0.5, 6.0, 0.5, 4.888889, 0.5]) + [0, 1, 0, 0, 0]
+    alpha[[2, 4]] = beta[[2, 4]] = 0.5  # without a rollout that trains
+    np.testing.assert_allclose(after.alpha, alpha, rtol=1e-6)
+    np.testing.assert_allclose(after.beta, beta, rtol=1e-6)
+    # Two rows of a new prompt have twice as many first rollouts: 8 (4 + 1/2) / 17.
+    batch["prompt_ids"] = jnp.array([3, 3, 0, 4])
+    batch["prefix_values"] = jnp.array([0.375, 0.125, jnp.nan, 1.0])[:, None, None]
+    _, after = track.update(rewards, track.init(), **batch)
+    np.testing.assert_allclose(after.alpha[3], keeps * 8 * 4.5 / 17 + 1, rtol=1e-6)
+
+
 def test_a_foreign_prompt_is_loud_unless_all_its_rollouts_are_dropped():
     track = spo_tracker(num_prompts=2)
     ids, rewards = jnp.array([0, 5]), jnp.array([[1.0], [0.0]])

@@ -101,7 +101,7 @@ def test_the_majority_stands_in_for_the_label():
     ids = jnp.array([[3, 3, 5, 7], [1, 2, 2, -1], [4, 4, 4, 4], [-1, -1, -1, -1]] * 2)
     rewards = np.array([[1, 1, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]] * 2, np.float32)
     batch = case.batch.replace(where=jnp.ones((8, 4), bool), extras={"answer_ids": ids})
-    recipe = jr.recipes.ttrl_majority()
+    recipe = jr.recipes.ttrl_majority(votes=1)
     got = recipe.prepare(batch, recipe.init())[0].advantages
     np.testing.assert_allclose(got, jr.advantages.grpo(jnp.asarray(rewards)), atol=1e-6)
     assert "answer_ids" in recipe.required_fields

@@ -22,7 +22,7 @@ NAMES = (
 )
 MAKE = {
     "mssr": {"num_prompts": 5},
-    "spo_tracker": {"num_prompts": 5, "length": T},
+    "spo_tracker": {"num_prompts": 5, "length": T, "first": 0},
     "hbpo": {"length": T},
 }
 # Lower and upper bound of the ratio, the dual clip, and how the loss is averaged.

@@ -160,6 +160,43 @@ def test_prioritized_prefers_what_it_believes_to_be_half_solved():
     np.testing.assert_allclose(state.beta, np.where(half, 1 + G / 2 * counts, 1))
 
 
+def test_a_new_prompt_has_first_rollouts_that_do_not_train():
+    collector = prioritized(jr.curation.learnability, prior=(0.5, 0.5), retain=0.875, first=8)
+    fresh = collector.init(N)
+    # Prompt 7 is the one that has been visited.
+    alpha, beta = fresh.alpha.copy(), fresh.beta.copy()
+    alpha[7], beta[7] = 3.0, 3.0
+    state, collection = fresh._replace(alpha=alpha, beta=beta), jr.curation.Collection(N, 2)
+    requests, _ = collector.propose(state, KEY, collection, N)
+    assert [x.rollouts for x in requests] == [2 if x.prompt == 7 else 10 for x in requests]
+    outcomes = []
+    for request in requests:
+        n = request.rollouts
+        rewards = np.zeros(n, np.float32)
+        rewards[: 3 if n > 2 else 0], rewards[-1] = 1.0, 1.0  # of the first 8 three are right
+        where = np.ones(n, bool)
+        if request.prompt == 9:
+            where[2:8] = False  # graded are two of the first, both right
+        if request.prompt == 5:
+            where[:8] = False
+        lengths, cut = np.full(n, 4, np.int32), np.zeros(n, bool)
+        outcomes.append(jr.curation.Outcome(request.prompt, rewards, where, lengths, cut, {}))
+    done = collection._replace(requests=requests, outcomes=tuple(outcomes))
+    decision, belief = collector.observe(state, done)
+    rows = {x.prompt: row for x, row in zip(requests, decision.rows, strict=True)}
+    place = {x.prompt: i for i, x in enumerate(requests)}
+    assert rows[7].members == ((place[7], 0), (place[7], 1)) and rows[7].segments == ((), ())
+    assert rows[4].members == ((place[4], 8), (place[4], 9))
+    assert rows[4].segments == (((0, 0.375),),) * 2
+    assert rows[9].segments == (((0, 1.0),),) * 2 and rows[5].segments == ((), ())
+    # N0 = 8: 3.111 and 4.889 of 3 in 8, 6.667 and 1.333 of 2 in 2; then one right and one wrong.
+    for prompt, start in {4: (3.11111, 4.88889), 9: (6.66667, 1.33333), 5: (0.5, 0.5)}.items():
+        got = belief.alpha[prompt], belief.beta[prompt]
+        # A belief returns to its prior as it forgets.
+        np.testing.assert_allclose(got, 0.875 * np.array(start) + 0.125 * 0.5 + 1, rtol=1e-5)
+    np.testing.assert_allclose((belief.alpha[7], belief.beta[7]), (3.6875, 3.6875))
+
+
 def test_a_batch_larger_than_the_data_begins_again():
     collector = prioritized(jr.curation.learnability)
     small = jr.curation.Collection(5, G)
@@ -176,6 +213,8 @@ def test_a_batch_larger_than_the_data_begins_again():
         ({"retain": 1.5}, ValueError, "retain must be in [0, 1]"),
         ({"candidates": 0}, ValueError, "candidates must be above 0"),
         ({"prior": (0.0, 1.0)}, ValueError, "must be above 0"),
+        ({"first": -1}, ValueError, "first must be an integer above 0; got -1"),
+        ({"first": 8}, ValueError, "first=8 needs a retain below 1"),
     ],
 )
 def test_options_of_prioritized(options, error, message):

@@ -287,6 +287,7 @@ COLLECTORS = {
     "refill nothing": curation.refill(nothing, max_rounds=2),
     "refill by length": curation.refill(long_ones),
     "by rate": BY_RATE,
+    "first visits": curation.prioritized(learnability, retain=0.5, first=3),
     "thompson": curation.prioritized(
         curation.vade_information_gain, choose="top", thompson=True, candidates=2
     ),

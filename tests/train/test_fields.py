@@ -265,7 +265,7 @@ def test_an_environment_does_not_hide_what_else_has_a_name_of_ones_own():
 @pytest.mark.parametrize(
     ("recipe", "name"),
     [
-        (jr.recipes.ttrl_majority(), "answer_ids"),
+        (jr.recipes.ttrl_majority(votes=1), "answer_ids"),
         (jr.recipes.cgpo(), "satisfied"),
         (jr.recipes.trloo(), "turn_ids"),
         (needing("test_passes"), "test_passes"),

@@ -701,11 +701,20 @@ def test_votes_of_any_extractor_train_questions_without_answers(experiment_and_p
     config = dataclasses.replace(experiment.config, reward=vote)
     experiment = dataclasses.replace(experiment, config=config)
     assert all(question.prompt.answer is None for question in experiment.train)
-    batch = collected(experiment, params, jr.recipes.ttrl_majority(), number=0, version=0).batch
+    recipe = jr.recipes.ttrl_majority(votes=1)
+    batch = collected(experiment, params, recipe, number=0, version=0).batch
     answers = batch.extras["answer_ids"]
     shaped = jr.rewards.majority_rewards(batch.rewards, answer_ids=answers, where=batch.where)
     assert answers.dtype == np.int32 and not np.any(batch.rewards)
     np.testing.assert_array_equal(np.any(np.asarray(shaped) > 0, -1), np.any(answers >= 0, -1))
+    # Of twice as many votes: the first half trains, with the agreement as its reward.
+    recipe = jr.recipes.ttrl_majority(votes=2)
+    experiment = dataclasses.replace(experiment, recipe=recipe)
+    start = jax.random.key(0), Cursor(), recipe.collector.init(len(experiment.train))
+    found = collect_rollouts(experiment, params, *start, number=0, version=0)
+    assert found.batch.rewards.shape == batch.rewards.shape
+    assert found.metrics["rollouts_sampled"] == 2 * batch.rewards.size
+    assert set(np.unique(found.batch.rewards)) <= {0.0, 1.0} and np.any(found.batch.rewards)
 
 
 class HalfFails:
@@ -725,8 +734,9 @@ def test_a_failed_call_has_no_vote(experiment_and_params):
     experiment, params = experiment_and_params
     config = dataclasses.replace(experiment.config, reward=HalfFails(), reward_on_error="zero")
     experiment = dataclasses.replace(experiment, config=config)
+    recipe = jr.recipes.ttrl_majority(votes=1)
     with pytest.warns(jr.rewards.VerifierWarning, match="failed on 4 of 8 completions"):
-        batch = collected(experiment, params, jr.recipes.ttrl_majority(), number=0, version=0).batch
+        batch = collected(experiment, params, recipe, number=0, version=0).batch
     answers = np.asarray(batch.extras["answer_ids"]).reshape(-1)
     np.testing.assert_array_equal(answers[::2], 3)
     np.testing.assert_array_equal(answers[1::2], -1)

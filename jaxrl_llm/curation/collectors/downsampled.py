@@ -45,6 +45,7 @@ class _Downsampled:
 
     rule: Callable
     oversample: int
+    regrade: Callable | None
     source: Collector
 
     asks_again = True
@@ -111,6 +112,8 @@ class _Downsampled:
         with on_host():
             if self._draws:
                 context["key"] = jax.random.wrap_key_data(state.key)
+            if self.regrade is not None:
+                context["rewards"] = self._regraded(self.regrade, components | context)
             times = np.asarray(call_with(self.rule, context=components | context))
         checks.check_shape(repr(self), "the rule's result", times, shape)
         if times.dtype.kind not in "biu":
@@ -124,23 +127,40 @@ class _Downsampled:
                     f"{most} train."
                 )
             members = np.repeat(np.arange(len(counts)), counts).tolist()
-            if members:
-                chosen.append(_of_members(row, members))
-            else:  # of a group that loses all, no rollout trains
+            if not members:  # of a group that loses all, no rollout trains
                 chosen.append(Row(row.members[:most], takes_part=False))
+                continue
+            if self.regrade is not None:
+                new = context["rewards"][len(chosen), : len(row.members)]
+                row = row._replace(rewards=tuple(new.tolist()))
+            chosen.append(_of_members(row, members))
         return Decision(rows=tuple(chosen)), DownsampledState(state.key, source)
 
+    def _regraded(self, regrade: Callable, context: dict[str, Any]) -> np.ndarray:
+        """The rewards of all sampled rollouts in place of the run's."""
+        for name, parameter in accepted(regrade).items():
+            if parameter.default is parameter.empty and name not in context:
+                raise ValueError(
+                    f"{self!r}: regrade reads {name!r}, which is missing from the mapping that the "
+                    "reward returns."
+                )
+        new = np.asarray(call_with(regrade, context=context), np.float32)
+        checks.check_shape(repr(self), "the result of regrade", new, context["where"].shape)
+        return new
+
     def _check_component(self, name: str) -> None:
-        if name not in accepted(self.rule):
+        regrades = self.regrade is not None and name in accepted(self.regrade)
+        if name not in accepted(self.rule) and not regrades:
             return
+        reader = "the rule" if name in accepted(self.rule) else "regrade"
         if name in _OWN_NAMES:
             raise ValueError(
-                f"{self!r}: the rule reads {name!r}, which is also the name of a component of the "
+                f"{self!r}: {reader} reads {name!r}, which is also the name of a component of the "
                 "run's reward; rename the component."
             )
         if declares(self.source, "lacks_components"):
             raise ValueError(
-                f"{self!r}: the rule reads the component {name!r}, but the run's reward does not "
+                f"{self!r}: {reader} reads the component {name!r}, but the run's reward does not "
                 f"grade all responses of the source. {GRADED_BY_RUN}"
             )
 
@@ -149,6 +169,8 @@ class _Downsampled:
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.rule)}, oversample={self.oversample}"
+        if self.regrade is not None:
+            text += f", regrade={stable_repr(self.regrade)}"
         if self.source != in_order():
             text += f", source={self.source!r}"
         return f"downsampled({text})"
@@ -164,7 +186,11 @@ def _of_members(row: Row, members: list[int]) -> Row:
 
 
 def downsampled(
-    rule: Callable, *, oversample: int = 2, source: Collector | None = None
+    rule: Callable,
+    *,
+    oversample: int = 2,
+    regrade: Callable | None = None,
+    source: Collector | None = None,
 ) -> Collector:
     """Samples ``oversample`` times G rollouts of each prompt, at most G of which train.
 
@@ -176,16 +202,20 @@ def downsampled(
         :func:`~jaxrl_llm.curation.resample_groups`. Its parameters may be ``rewards``, ``where``,
         ``lengths``, ``truncated``, ``count`` (G), a reward component by its name, or ``key``.
       oversample: At least 1.
+      regrade: New rewards ``[P, oversample G]`` of all sampled rollouts, which the rule reads and
+        with which the selected ones train, such as agreement with the majority. Its parameters are
+        those of a rule, without ``key``. None for the rewards of the run.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 
     Returns:
       A collector; its state is a :class:`DownsampledState`.
 
     Raises:
-      TypeError: If ``rule`` is not a function.
+      TypeError: If ``rule`` or ``regrade`` is not a function.
       ValueError: If ``oversample`` is not an integer above 0; in a run, if the rule selects more
-        than G rollouts of a group, names a component of a reward that does not grade all responses
-        of the source, or reads a name of those above that a component has as well.
+        than G rollouts of a group, if ``regrade`` names a component that the reward lacks, or if
+        one of them names a component of a reward that does not grade all responses of the source,
+        or reads a name of those above that a component has as well.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -194,10 +224,12 @@ def downsampled(
 
     References:
       GRPO-RoC (arXiv:2508.20722), PF-PPO (arXiv:2409.06957) and Sol-RL (arXiv:2604.06916), which
-      differ in the rule.
+      differ in the rule; TTRL (arXiv:2504.16084), whose rollouts all vote on the rewards.
     """
     if not callable(rule):
         raise TypeError(f"downsampled: rule must be a function; got {rule!r}.")
+    if not (regrade is None or callable(regrade)):
+        raise TypeError(f"downsampled: regrade must be a function; got {regrade!r}.")
     checks.check_count("downsampled", oversample=oversample)
     source = in_order() if source is None else source
-    return _Downsampled(rule=rule, oversample=int(oversample), source=source)
+    return _Downsampled(rule=rule, oversample=int(oversample), regrade=regrade, source=source)

@@ -14,7 +14,9 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Decision,
+    Outcome,
     Request,
+    Row,
     in_order,
     on_host,
     stack_outcomes,
@@ -41,8 +43,19 @@ class _Prioritized:
     retain: float = 1.0
     retain_rest: float = 1.0
     follows: Callable | None = None
+    first: int = 0
 
     reward_range = (0.0, 1.0)
+
+    @property
+    def values_prefixes(self) -> bool:
+        """Whether rows of new prompts have the value of the empty response."""
+        return self.first > 0
+
+    def _are_new(self, state: PromptBelief, prompts: np.ndarray) -> np.ndarray:
+        """Bool, the prompts whose belief is still the prior."""
+        alpha, beta = (np.float32(x) for x in self.prior)
+        return (state.alpha[prompts] == alpha) & (state.beta[prompts] == beta)
 
     def follow(self, state: PromptBelief, learned: ArrayTree) -> PromptBelief:
         """The belief that training has come to, in place of the one of the collector."""
@@ -78,7 +91,8 @@ class _Prioritized:
             raise ValueError(f"{self!r}: the score is NaN for every prompt.")
         ids = np.resize(ids, first + count)[first:]
         places = ids if pool is None else pool[ids]
-        return tuple(Request(collection.group_size, int(place)) for place in places), state
+        sizes = collection.group_size + self.first * self._are_new(state, places)
+        return tuple(map(Request, sizes.tolist(), places.tolist())), state
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         decision, _ = in_order().observe((), collection)
@@ -92,6 +106,9 @@ class _Prioritized:
                 f"{self!r}: rewards must be in [0, 1]; prompt {groups[row].prompt} has "
                 f"{seen.rewards[row, member]:g}."
             )
+        if self.first:
+            state, seen, rows = self._start(state, collection)
+            decision = decision if decision.rows is None else Decision(rows=rows)
         with on_host():
             belief = _compiled_update(
                 state,
@@ -103,6 +120,38 @@ class _Prioritized:
                 prior=self.prior,
             )
         return decision, jax.tree.map(np.asarray, belief)
+
+    def _start(
+        self, state: PromptBelief, collection: Collection
+    ) -> tuple[PromptBelief, Outcome, tuple[Row, ...]]:
+        """The belief after the first rollouts of new prompts, the other rollouts, their rows."""
+        alpha, beta = np.array(state.alpha), np.array(state.beta)
+        done = [(i, x) for i, x in enumerate(collection.outcomes) if x is not None]
+        rows, others = [], []
+        for i, outcome in done:
+            rollouts = len(outcome.rewards)
+            trains = range(rollouts - collection.group_size, rollouts)
+            first = np.asarray(outcome.where) & (np.arange(rollouts) < trains.start)
+            value: tuple[tuple[int, float], ...] = ()
+            if count := int(first.sum()):
+                success = float(np.sum(outcome.rewards, where=first))
+                weight = 1.0 / (1.0 - self.retain) / (count + sum(self.prior))
+                alpha[outcome.prompt] = weight * (success + self.prior[0])
+                beta[outcome.prompt] = weight * (count - success + self.prior[1])
+                value = ((0, success / count),)
+            members = tuple((i, j) for j in trains)
+            rows.append(Row(members, segments=(value,) * len(members)))
+            others.append(
+                Outcome(
+                    prompt=outcome.prompt,
+                    rewards=outcome.rewards[trains.start :],
+                    where=outcome.where[trains.start :],
+                    lengths=outcome.lengths[trains.start :],
+                    truncated=outcome.truncated[trains.start :],
+                    reward_components={},
+                )
+            )
+        return PromptBelief(alpha, beta), stack_outcomes(others, rows=len(others)), tuple(rows)
 
     def __repr__(self) -> str:
         text = stable_repr(self.score)
@@ -147,6 +196,7 @@ def prioritized(
     retain: float = 1.0,
     retain_rest: float = 1.0,
     follows: Callable | None = None,
+    first: int = 0,
 ) -> Collector:
     """Requests the prompts with the largest scores, or draws them with the scores as weights.
 
@@ -172,14 +222,19 @@ def prioritized(
       follows: ``algo_state -> belief``, selects from the recipe's state a NamedTuple with ``alpha``
         and ``beta`` ``[N]``. A run then starts each batch with the belief of the newest weights
         instead of its own, which is only used without training.
+      first: Number n of rollouts that are sampled in addition at the first visit of a prompt. They
+        do not train: with S, the sum of their rewards, ``belief = (S + prior[0], n - S + prior[1])
+        / ((1 - retain) (n + prior[0] + prior[1]))``, and the batch has their mean as the
+        ``prefix_values`` of this row's first segment. Other rows have no segment.
 
     Returns:
       A collector; its state is a PromptBelief ``[N]``.
 
     Raises:
       TypeError: If ``score`` or ``follows`` is not a function.
-      ValueError: If an option is out of its range; in a run, if a reward is outside [0, 1] or the
-        score has another shape than ``[M]`` or is NaN for every prompt.
+      ValueError: If an option is out of its range, or ``retain`` is 1 with ``first``; in a run, if
+        a reward is outside [0, 1] or the score has another shape than ``[M]`` or is NaN for every
+        prompt.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -199,6 +254,10 @@ def prioritized(
     checks.check_share(name, retain=retain, retain_rest=retain_rest)
     if candidates is not None:
         checks.check_positive(name, candidates=candidates)
+    if first:
+        checks.check_count(name, first=first)
+    if first and retain == 1:
+        raise ValueError(f"{name}: first={first} needs a retain below 1, which limits a belief.")
     prior = (float(prior[0]), float(prior[1]))
     checks.check_positive(name, **{"prior[0]": prior[0], "prior[1]": prior[1]})
     return _Prioritized(
@@ -210,4 +269,5 @@ def prioritized(
         retain=retain,
         retain_rest=retain_rest,
         follows=follows,
+        first=int(first),
     )

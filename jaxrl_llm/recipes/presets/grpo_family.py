@@ -1,7 +1,9 @@
 """GRPO and close relatives: other baselines, scales and token weights."""
 
+import numpy as np
+
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, overlong, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
@@ -357,25 +359,50 @@ def otb(
     )
 
 
-def ttrl_majority(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+def ttrl_majority(
+    *, votes: int = 2, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: float = 0.2
+) -> Recipe:
     """Test-time reinforcement learning: agreement with the majority in place of a label.
 
-        r = 1 for the most common answer of the group, else 0;   A = grpo(r)
+        votes G rollouts of a prompt, of which the first G train
+        r = 1 for the most common answer of the votes G, else 0;   A = grpo(r) over the G
 
     The reward returns the answer of a rollout as ``answer_ids``, such as
-    ``rewards.majority_vote(verifier)``; the verifier's score is not used. Questions need no known
-    answer.
+    ``rewards.majority_vote(verifier)``; the verifier's score is only reported. Questions need no
+    known answer.
+
+    The collector counts the votes, since most voters are not in the batch: in a loop without it,
+    ``rewards`` of the batch must be the agreement. With ``votes=1`` the step counts them.
+
+    Args:
+      votes: Rollouts that vote, as a multiple of G; with 1, all of them train.
 
     References:
-      TTRL (arXiv:2504.16084), with the 8 updates per batch of the released scripts. The code votes
-      with 64 rollouts and trains on the first 32 of them (``curation.first_rollouts``); here all
-      that vote train. Its KL weight is the trainer's default.
+      TTRL (arXiv:2504.16084), with the 8 updates per batch of the released scripts, where 64
+      rollouts vote and the first 32 of them train. Its KL weight is the trainer's default.
     """
+    checks.check_count("ttrl_majority", votes=votes)
+    in_step = chain(stateless(rewards.majority_rewards), stateless(advantages.grpo))
+    first = curation.first_rollouts
     return from_base(
         name="ttrl_majority",
-        advantage=chain(stateless(rewards.majority_rewards), stateless(advantages.grpo)),
+        advantage=in_step if votes == 1 else stateless(advantages.grpo),
+        collector=None
+        if votes == 1
+        else curation.downsampled(first, oversample=votes, regrade=_agreement),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),
         minibatches=8,
         paper="arXiv:2504.16084",
     )
+
+
+def _agreement(*, answer_ids: np.ndarray, where: np.ndarray) -> Array:
+    """1 for the answer of the majority, else 0, of answers as components of a reward."""
+    ids = np.where(np.isnan(answer_ids), -1, answer_ids)  # a failed call has no answer
+    if (wrong := ids[where & (ids != np.round(ids))]).size:
+        raise ValueError(
+            f"ttrl_majority: answer_ids of the reward must be integers; got {wrong[0]:g}."
+        )
+    zeros = np.zeros(where.shape, np.float32)
+    return rewards.majority_rewards(zeros, answer_ids=ids.astype(np.int32), where=where)

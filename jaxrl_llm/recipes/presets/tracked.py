@@ -21,10 +21,12 @@ def spo_tracker(
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
     prioritized: bool = True,
+    first: int | None = None,
 ) -> Recipe:
     """Single-stream policy optimization.
 
         v = the tracked success rate of the prompt, before this batch
+        first visit: alpha = N0 (S + 1/2) / (n + 1), beta = N0 (n - S + 1/2) / (n + 1)
         A = (r - v - mean(r - v)) / std(r - v)              over the batch
         D = mean |logp at the prompt's last visit - logp now| of its last response
         rho = clip(2^(-D / 0.06), 0.875, 0.96), the forgetting factor of the tracker
@@ -32,13 +34,19 @@ def spo_tracker(
     One rollout per prompt is enough, and several are allowed. Rewards lie in [0, 1]. Prompts are
     drawn by ``advantages.uncertainty_sampling_weights`` of their success rates.
 
+    At the first visit of a prompt the collector samples n = ``first`` more rollouts, which do not
+    train; S is the sum of their rewards and N0 = 1 / (1 - the smallest rho).
+
     The last response to each prompt is stored, and each step scores those of its prompts again
     under its initial policy: ``advantages.last_visit``.
 
     Args:
       length: The longest response, in tokens; with less, only its first tokens are stored.
       rho: Forgetting factor of a prompt at a visit; None for an adaptive factor.
-      prioritized: Whether to draw prompts by these weights; else each comes once an epoch.
+      prioritized: Whether to draw prompts by these weights; else each comes once an epoch, and
+        the tracker starts from a rate of 1/2.
+      first: Rollouts from which a prompt's tracker starts, 0 for a rate of 1/2. None means 8, or 0
+        without ``prioritized``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -48,10 +56,14 @@ def spo_tracker(
     References:
       Xu and Ding, SPO (arXiv:2509.13232), and the setting of the released script, whose rho adapts,
       with its 8 updates per batch. There the shift is measured after the update of the visit; in
-      the paper, and here, before it. Its tracker starts from 8 rollouts per prompt:
-      ``advantages.beta_tracker_init``.
+      the paper, and here, before it. There all prompts have their first 8 rollouts before training,
+      of the initial policy; here a prompt has them at its first visit, of the policy of that step,
+      and until then is drawn as one of rate 1/2.
     """
     name = "spo_tracker"
+    if not prioritized:
+        checks.check_no_effect(name, "without prioritized", first=first)
+    first = (8 if prioritized else 0) if first is None else first
     memory = ()
     if rho is not None:
         checks.check_no_effect(name, f"with rho={rho!r}", length=length)
@@ -66,7 +78,7 @@ def spo_tracker(
     weights = given(advantages.uncertainty_sampling_weights, values="rates")
     return from_base(
         name=name,
-        advantage=advantages.spo_tracker(num_prompts=num_prompts, rho=rho),
+        advantage=advantages.spo_tracker(num_prompts=num_prompts, rho=rho, first=first),
         computed=memory,
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
@@ -74,7 +86,11 @@ def spo_tracker(
         minibatches=8,
         paper="arXiv:2509.13232",
         collector=curation.prioritized(
-            weights, prior=(0.5, 0.5), retain=0.875 if rho is None else rho, follows=_tracked_rates
+            weights,
+            prior=(0.5, 0.5),
+            retain=0.875 if rho is None else rho,
+            follows=_tracked_rates,
+            first=first,
         )
         if prioritized
         else None,

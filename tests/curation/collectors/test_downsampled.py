@@ -70,6 +70,43 @@ def test_draws_with_replacement_come_from_the_key_of_the_batch():
     assert set(members(first[0])) <= {4, 5} and set(members(first[1])) <= {0, 1}
 
 
+def agreement(answer_ids, where):
+    return jr.rewards.majority_rewards(
+        np.zeros(where.shape, np.float32), answer_ids=answer_ids.astype(int), where=where
+    )
+
+
+@pytest.mark.parametrize(
+    ("votes", "where", "rewards"),
+    [  # The first four of the second prompt alone would elect 5.
+        ([5, 5, 3, 2, 3, 3, 3, -1], [True] * 8, [0, 0, 1, 0]),
+        ([-1.0] * 8, [True] * 8, [0, 0, 0, 0]),
+        ([5, 7, 7, 5, 7, 3, 3, 5], [False] + [True] * 7, [1, 1, 0, 1]),
+    ],
+)
+def test_all_vote_and_the_first_half_trains(votes, where, rewards, monkeypatch):
+    monkeypatch.setitem(globals(), "PENALTY", [[2.0] * 8, votes])
+    collector = downsampled(jr.curation.first_rollouts, regrade=agreement)
+    rows = chosen(collector, where=where, component="answer_ids")
+    assert rows[0].rewards == (1.0,) * 4 and members(rows[0]) == [0, 1, 2, 3]
+    assert rows[1].rewards == tuple(rewards)
+    assert members(rows[1]) == np.flatnonzero(where)[:G].tolist()
+
+
+def test_the_votes_of_ttrl_are_answers():
+    collector = jr.recipes.ttrl_majority().collector
+    assert collector.oversample == 2 and collector.rule is jr.curation.first_rollouts
+    where, nan = np.ones((1, 4), bool), np.nan
+    ids = np.float32([[3, nan, 4, 4]])
+    assert collector.regrade(answer_ids=ids, where=where).tolist() == [[0, 0, 1, 1]]
+    with pytest.raises(ValueError, match="answer_ids of the reward must be integers; got 0.5"):
+        collector.regrade(answer_ids=ids + 0.5 - 3, where=where)
+    with pytest.raises(ValueError, match="regrade reads 'answer_ids', which is missing from the m"):
+        chosen(collector)
+    with pytest.raises(TypeError, match="regrade must be a function; got 3"):
+        downsampled(jr.curation.first_rollouts, regrade=3)
+
+
 def test_what_has_no_reward_does_not_train():
     rows = chosen(downsampled(jr.curation.contrasts), where=[False] * 2 + [True] * 6)
     assert not {0, 1} & set(members(rows[1]))
