@@ -9,6 +9,7 @@ belief_update          belief: the success rate of every prompt, as a Beta with 
 thompson_rates         belief: a rate drawn for each prompt
 learnability, ...      scores: p (1 - p), VADE's gain, InSight's information, a target rate
 attention_rates        rates of prompts that were not rolled out, from similar prompts
+rate_adapter_fit       an adapter for such rates, fitted to rates of other prompts
 select_top             prompts: the largest scores
 draw_prompts           prompts: by weight, without replacement
 prompt_gdro            advantage: weighted by an adversary over bins of difficulty
@@ -227,6 +228,13 @@ from jaxrl_llm.curation.priorities import (
     replay_scores,
     ssb_sample,
 )
+from jaxrl_llm.curation.prompts.adapters import (
+    RateAdapter,
+    RateProjection,
+    adapted_rates,
+    rate_adapter_fit,
+    rate_adapter_init,
+)
 from jaxrl_llm.curation.prompts.arms import (
     arm_scores_update,
     choose_arms,
@@ -254,7 +262,11 @@ from jaxrl_llm.curation.prompts.bins import (
     pass_history_update,
 )
 from jaxrl_llm.curation.prompts.density import density_ratios
-from jaxrl_llm.curation.prompts.embeddings import hashed_responses, hashed_words
+from jaxrl_llm.curation.prompts.embeddings import (
+    hashed_magnitudes,
+    hashed_responses,
+    hashed_words,
+)
 from jaxrl_llm.curation.prompts.robust import (
     PromptGdroState,
     bin_advantage_weights,
@@ -406,7 +418,9 @@ __all__ = [
     "REPLAYED",
     "ReferenceMessages",
     "ROLES",
+    "RateAdapter",
     "RateCalibration",
+    "RateProjection",
     "Replacement",
     "ReplayBuffer",
     "ReplaySample",
@@ -431,6 +445,7 @@ __all__ = [
     "TemperedState",
     "TwoPhaseState",
     "Window",
+    "adapted_rates",
     "adaptive_rollouts",
     "adhint_ratio",
     "advantage_sizes",
@@ -507,6 +522,7 @@ __all__ = [
     "grpo_signal_utility",
     "guidance_stage",
     "gumbel_top",
+    "hashed_magnitudes",
     "hashed_responses",
     "hashed_words",
     "hint_level",
@@ -579,6 +595,8 @@ __all__ = [
     "quality_loss",
     "quality_survivors",
     "r_squared",
+    "rate_adapter_fit",
+    "rate_adapter_init",
     "recency_weights",
     "refill",
     "refine_message",

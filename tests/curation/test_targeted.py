@@ -213,6 +213,28 @@ def test_predictions_of_the_callers_own_are_used():
     np.testing.assert_allclose(steps, steps[0], rtol=1e-3)
 
 
+def test_an_adapter_predicts_and_is_told_by_its_numbers():
+    adapter = jr.curation.rate_adapter_init(jax.random.key(3), size=2, hidden=4, layers=1)
+    collector, state = started(temperature=1e-6, adapter=adapter)
+    batch, _, state = play(collector, state, 0)
+    places = np.array([request.prompt for request in batch.requests[:R]])
+    x, measured = np.stack([angle(row["text"]) for row in DATA]), np.float32([*map(rate, places)])
+    expected = jr.curation.adapted_rates(x, x[places], measured, adapter)
+    expected = jr.curation.linear_recalibration(expected, places, measured)
+    np.testing.assert_allclose(state.rates, expected, rtol=1e-5)
+    other = jax.tree.map(lambda leaf: leaf + 1e-6, adapter)
+    first, copy, changed = (
+        targeted(adapter=each) for each in (adapter, jax.tree.map(np.array, adapter), other)
+    )
+    assert first == copy != changed and repr(first) == repr(copy) != repr(changed)
+    assert jr.recipes.dots(adapter=adapter) == jr.recipes.dots(adapter=adapter)
+    assert ", adapter=RateAdapter(" in repr(first)
+    with pytest.raises(ValueError, match="targeted: predict=.* has no effect with an adapter"):
+        targeted(adapter=adapter, predict=jr.curation.attention_rates)
+    with pytest.raises(TypeError, match="targeted: adapter must be a RateAdapter; got tuple"):
+        targeted(adapter=tuple(adapter))
+
+
 def test_all_prompts_are_references_where_there_are_few():
     collector = targeted(references=256)
     state = collector.init(N)

@@ -238,11 +238,12 @@ METHODS = (
         preset="insight",
         verified_against="float64 entropies of the paper, worked numbers", confidence="PAPER"),
     Method("dots", "DOTS, prompts near a target success rate, predicted from a few references",
-        "2506.05316", "curation", ("curation.attention_rates", "curation.calibrate_rates",
-        "curation.gumbel_top", "curation.linear_recalibration", "curation.target_logits",
-        "curation.targeted"), preset="dots",
-        missing="embeddings of a language model and the adapter that is trained on them, unless "
-        "embed and predict are set"),
+        "2506.05316", "curation", ("curation.adapted_rates", "curation.attention_rates",
+        "curation.calibrate_rates", "curation.gumbel_top", "curation.hashed_magnitudes",
+        "curation.linear_recalibration", "curation.rate_adapter_fit", "curation.rate_adapter_init",
+        "curation.target_logits", "curation.targeted"), preset="dots",
+        missing="embeddings of a language model, unless embed is set, and the adapter that is "
+        "fitted beforehand to success rates of other prompts, unless adapter is set"),
     Method("learnability", "Prompts selected by the variance of their outcome, p (1 - p)", "",
         "curation", ("curation.draw_prompts", "curation.learnability", "curation.prioritized"),
         preset="learnability", confidence="ABSTRACT"),

@@ -63,7 +63,8 @@ def dots(
     every: int = 2,
     target: float = 0.5,
     temperature: float = 1e-3,
-    embed: Callable[[str], np.ndarray] = curation.hashed_words,
+    embed: Callable[[str], np.ndarray] = curation.hashed_magnitudes,
+    adapter: curation.RateAdapter | None = None,
     predict: Callable | None = None,
     share: float = 0.5,
     capacity: int = 512,
@@ -84,14 +85,15 @@ def dots(
       target: Target success rate, in [0, 1].
       temperature: Temperature of the choice; 0.001 almost sorts by the distance to the target.
       embed: ``text -> [D]``; the paper has a language model. The default tells prompts apart by
-        their common words, and knows nothing of numbers: see :func:`jaxrl_llm.curation.targeted`.
-      predict: Rates from embeddings, such as the paper's trained adapter; see
-        :func:`jaxrl_llm.curation.targeted`.
+        their words and the magnitudes of their numbers: see :func:`jaxrl_llm.curation.targeted`.
+      adapter: The paper's adapter, fitted beforehand by
+        :func:`jaxrl_llm.curation.rate_adapter_fit`; None for attention between the embeddings.
+      predict: A predictor of another form; see :func:`jaxrl_llm.curation.targeted`.
       share: Share of stored groups.
 
     References:
       DOTS (arXiv:2506.05316), which trains an adapter of a language model's embeddings beforehand,
-      on success rates of several policies; by default there is neither.
+      on success rates of other prompts under several policies; by default there is neither.
     """
     replay = _recent_groups(share=share, capacity=capacity, start=every)
     collector = curation.targeted(
@@ -100,6 +102,7 @@ def dots(
         target=target,
         temperature=temperature,
         embed=embed,
+        adapter=adapter,
         predict=predict,
         source=replay,
     )

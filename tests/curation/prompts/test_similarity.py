@@ -11,6 +11,7 @@ from jaxrl_llm.curation import (
     RateCalibration,
     attention_rates,
     calibrate_rates,
+    hashed_magnitudes,
     hashed_words,
     linear_recalibration,
     nearest_solved,
@@ -108,12 +109,21 @@ def questions(kind, count=400):
 
 
 @pytest.mark.parametrize(
-    ("kind", "least", "most"), [("sums", 0.0, 0.2), ("operators", 0.95, 1.0), ("topics", 0.98, 1.0)]
+    ("embed", "kind", "least", "most"),
+    [
+        (hashed_words, "sums", 0.0, 0.2),
+        (hashed_words, "operators", 0.95, 1.0),
+        (hashed_words, "topics", 0.98, 1.0),
+        (hashed_magnitudes, "sums", 0.8, 0.95),
+        (hashed_magnitudes, "operators", 0.9, 0.95),
+        (hashed_magnitudes, "topics", 0.97, 1.0),
+    ],
 )
-def test_hashed_words_know_the_words_of_a_prompt_and_not_its_numbers(kind, least, most):
+def test_what_embeddings_without_a_model_know_of_a_prompt(embed, kind, least, most):
     """What the documentation of ``targeted`` says of its default predictor."""
     texts, rates = map(np.array, zip(*questions(kind), strict=True))
-    embedded = np.stack([16.0 * hashed_words(text) for text in texts])  # to norm sqrt(D)
+    embedded = np.stack([embed(text) for text in texts])
+    embedded *= np.sqrt(embedded.shape[1]) / np.linalg.norm(embedded, axis=1, keepdims=True)
     correlations = []
     for seed in range(5):
         rng = np.random.default_rng(seed)
