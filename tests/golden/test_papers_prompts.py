@@ -44,6 +44,23 @@ def calibrated(a):
     return {"rates": curation.calibrate_rates(rates, a["reference_rates"], params)}
 
 
+def adapter(a):
+    def projection(name):
+        each = {k.split(".", 2)[2]: v for k, v in a.items() if k.startswith(f"sim_head.{name}.")}
+        layers = ("1", "4", "7")  # of the sequence: norm, (linear, GELU, dropout) twice, linear, norm
+        weights = tuple(each[f"{i}.weight"].T for i in layers)
+        biases = tuple(each[f"{i}.bias"] for i in layers)
+        norms = (each[f"{i}.{kind}"] for i in ("0", "8") for kind in ("weight", "bias"))
+        scale_in, shift_in, scale_out, shift_out = norms
+        return curation.RateProjection(scale_in, shift_in, weights, biases, scale_out, shift_out)
+
+    first, last = ((a[f"mlp.{i}.weight"].T, a[f"mlp.{i}.bias"]) for i in (0, 2))
+    calibration = curation.RateCalibration(*first, *last)
+    params = curation.RateAdapter(projection("query_proj"), projection("ref_proj"), calibration)
+    arrays = (a[name] for name in ("queries", "references", "reference_rates"))
+    return {"rates": curation.adapted_rates(*arrays, params)}
+
+
 def replay_clip(a):
     def total(logp):
         rest = (a["old_logp"], a["advantages"], a["mask"])
@@ -136,6 +153,7 @@ TABLES = {
         "attention": attention(),
         "attention_top3": attention(top=3),
         "calibrated": Ours(calibrated),
+        "adapter": Ours(adapter),
         "replay_clip": Ours(replay_clip),
     },
     "trl_replay": {"heap": Ours(heap), "group_scores": Ours(group_scores)},

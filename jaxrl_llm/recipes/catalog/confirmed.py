@@ -108,6 +108,7 @@ _ROWS = (
     ("diffusion_nft", "DiffusionNFT 24af555", "regularizers.ramped_reference",
         "defaults; flat=75; most=0.999; slope=0.0075"),
     ("discopop", "TRL 1.16.0", "preferences.discopop", "beta=0.3"),
+    ("dots", "DOTS 59df918", "curation.adapted_rates", "defaults"),
     ("dots", "DOTS 59df918", "curation.attention_rates", "defaults; top=3"),
     ("dots", "DOTS 59df918", "curation.calibrate_rates", "defaults"),
     ("dpo", "gemma 7691fd4", "preferences.dpo", "defaults; beta=0.3; label_smoothing=0.1"),

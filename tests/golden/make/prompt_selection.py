@@ -169,7 +169,41 @@ def dots(root, commit):
         "replay_clip", ["rollout_replay"], f"{path}/core_algos.py: compute_policy_loss_temp", loss,
         inputs="replayed", arguments={"cliprange": 0.2},
     )  # fmt: skip
+    _adapter(out, root / "adaptive_difficulty_prediction/model.py")
     out.save()
+
+
+def _adapter(out, path):
+    """The model that the script of the adapter trains, with weights drawn at random."""
+    *_, model = take(path, "build_projection", "RegressionHead", "ResidualHead")
+    torch.manual_seed(42)
+    released = model(5, 4, num_layers=3, scaling="group_logit_temp").eval()
+    rng = np.random.default_rng(44)
+    weights = {
+        name: np.asarray(x + rng.normal(0, 0.3, x.shape), np.float32)
+        for name, x in released.state_dict().items()
+    }
+
+    def case(rates):
+        arrays = {"queries": rng.normal(size=(7, 5)), "references": rng.normal(size=(6, 5))}
+        arrays = {name: np.asarray(x, np.float32) for name, x in arrays.items()}
+        return arrays | weights | {"reference_rates": np.asarray(rates, np.float32)}
+
+    out.inputs("adapter", {"random": case(rng.random(6)), "hard": case(rng.random(6) * 0.1)})
+
+    def predict(case, a):
+        released.load_state_dict({name: torch.from_numpy(a[name]) for name in weights})
+        queries, references, rates = (
+            torch.from_numpy(a[x]) for x in ("queries", "references", "reference_rates")
+        )
+        references = references.expand(len(queries), -1, -1)
+        rates = released(queries, references, rates.expand(len(queries), -1), 1.0)
+        return {"rates": rates.detach().numpy()}
+
+    out.add(
+        "adapter", ["dots"], "adaptive_difficulty_prediction/model.py: ResidualHead", predict,
+        inputs="adapter", arguments={"num_layers": 3, "scaling": "group_logit_temp"},
+    )  # fmt: skip
 
 
 def gdro(root, commit):
