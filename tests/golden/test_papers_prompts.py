@@ -47,7 +47,7 @@ def calibrated(a):
 def adapter(a):
     def projection(name):
         each = {k.split(".", 2)[2]: v for k, v in a.items() if k.startswith(f"sim_head.{name}.")}
-        layers = ("1", "4", "7")  # of the sequence: norm, (linear, GELU, dropout) twice, linear, norm
+        layers = ("1", "4", "7")  # of: norm, (linear, GELU, dropout) twice, linear, norm
         weights = tuple(each[f"{i}.weight"].T for i in layers)
         biases = tuple(each[f"{i}.bias"] for i in layers)
         norms = (each[f"{i}.{kind}"] for i in ("0", "8") for kind in ("weight", "bias"))
