@@ -116,8 +116,8 @@ def opo(
       rewards, where: See the module.
       mask: As in the module; the lengths count its tokens.
       singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
-      response_mask: The mask before a correction rejected tokens of it, of which the lengths are
-        then; None for ``mask``.
+      response_mask: The mask before a correction rejected tokens of it, whose tokens the lengths
+        count instead; None for ``mask``.
 
     Returns:
       Advantages ``[..., G]``; weighted by length they add up to 0 over a group.

@@ -59,7 +59,7 @@ def lengths(mask: Array) -> Array:
 
 
 def response_tokens(function: str, mask: Array, response_mask: Array | None) -> Array:
-    """The tokens of the responses, of which ``mask`` may have lost some: ``response_mask`` or it.
+    """The tokens of the responses: ``response_mask``, or ``mask`` if nothing was rejected.
 
     A mask that is not bool raises TypeError, and one of another shape ValueError.
     """

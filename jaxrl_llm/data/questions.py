@@ -127,7 +127,7 @@ class TextEncoder:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a response, of which the last stops the sampler."""
+        """The tokens that end a response; the last one stops the sampler."""
         return tuple(self._writer.end if self._writer else self.tokenizer.eos_ids[:1])
 
     @cached_property

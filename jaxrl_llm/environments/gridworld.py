@@ -89,7 +89,7 @@ class Gridworld(ArrayEnv[GridState]):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """A run sets the number of turns, each of which has its cost."""
+        """A run sets the number of turns, and each turn has its cost."""
         return (-math.inf if self.cost > 0 else 0.0), 1.0 - self.cost
 
     def tables(self) -> GridTables:

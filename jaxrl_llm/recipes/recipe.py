@@ -562,7 +562,7 @@ class Recipe:
             where = where & keep
         # A correction that another recipe left in the batch would be multiplied in silently.
         batch = batch.replace(where=where, mask=batch.mask & where[..., None], correction=None)
-        step["response_mask"] = batch.mask  # a length is of the response, whatever of it trains
+        step["response_mask"] = batch.mask  # a length counts all tokens of a response
         if self.correction is not None:
             batch = corrected(self, batch)
 

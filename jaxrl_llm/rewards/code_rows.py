@@ -78,7 +78,7 @@ def same_value(value: Any, wanted: Any) -> bool:
 
 
 def same_result(printed: str, expected: str) -> bool:
-    """:func:`same_value` of two JSON texts, of which a reply may have written the first."""
+    """:func:`same_value` of two JSON texts; a reply may have written the first."""
     try:
         return same_value(parse_json(printed), json.loads(expected))
     except (ValueError, RecursionError):

@@ -199,7 +199,7 @@ def _joined(text: str, items: Sequence[tuple[int, int, str]], place: int, step: 
 
 
 def replied(text: str) -> str | None:
-    r"""The answer in the text of a reply: its box, what follows "answer is", or the last formula.
+    r"""The answer in the text of a reply: its box, the text after "answer is", or the last formula.
 
     A number outside of formulas is a formula, with the operators and letters around it. None if
     there is none, or if the last box is not closed because the reply was cut off.
@@ -266,7 +266,7 @@ def answer_in(text: str) -> str | None:
 
 
 def right_answers(function: str, metadata: Mapping[str, Any]) -> list[str]:
-    """The texts of ``metadata["answer"]``, any of which is right.
+    """The texts of ``metadata["answer"]``; a reply that equals one of them is right.
 
     Raises:
       RewardError: If there is none, or one is empty, NaN or prose without mathematics.

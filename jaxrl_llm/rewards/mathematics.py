@@ -100,7 +100,7 @@ _NAME = re.compile(
     r"(?:\([\w\\,\s]*\))?\s*"
 )
 _OPERATIONS = re.compile(r"\\(?:frac|sqrt|cdot|times|sin|cos|tan|log|ln|sum|int)")
-# What the parser reads as what it means: not \equiv or \approx, of which it reads one side.
+# The commands that the parser reads in full; of \equiv and \approx it reads only one side.
 _READ_COMMANDS = frozenset(
     re.findall(
         r"\S+",

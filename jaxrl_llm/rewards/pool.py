@@ -139,7 +139,7 @@ class VerifierPool:
         self.in_full = function if isinstance(function, str) else in_full(function)
         self.answer, self.check_row = answer_of(function), row_check(function)
         self.weights_of_sum = getattr(function, "weights_of_sum", None)
-        self.told_absent = set[str]()  # terms of the sum of which a warning has been given
+        self.told_absent = set[str]()  # terms of the sum that a warning has named
         self._function = sendable(function)
         self._processes: set[Process] = set()
         self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()

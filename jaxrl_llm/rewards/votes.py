@@ -104,7 +104,7 @@ def majority_rewards(
       [1.0, 1.0, 0.0, 0.0]
 
     References:
-      TTRL (arXiv:2504.16084): 64 rollouts vote, of which 32 train: ``recipes.ttrl_majority``.
+      TTRL (arXiv:2504.16084): 64 rollouts vote and 32 of them train: ``recipes.ttrl_majority``.
     """
     checks.check_min_rank("majority_rewards", 1, rewards=rewards)
     valid = _check("majority_rewards", answer_ids, where, weights)

@@ -1,7 +1,7 @@
-"""Groups of which the policy samples one half and the frozen reference the other.
+"""Groups with one half sampled by the policy and the other by the frozen reference.
 
-A recipe asks for them by ``sampled_by=("policy", "reference")``: the first half of each group is of
-the first of the two, the second half of the second. Rollouts of the reference have the role
+A recipe asks for them by ``sampled_by=("policy", "reference")``: the model that is named first
+samples the first half of each group, the other model the second half. Rollouts of the reference have the role
 ``DEMONSTRATION``, so that a batch has them as ``steered``, and the reference's log-probabilities as
 ``behavior_logp``.
 """
@@ -68,7 +68,7 @@ def sample_halves(
     request_ids: np.ndarray,
     version: int,
 ) -> Rollout:
-    """Rollouts ``[P, G]`` on the host, of which each sampler made half.
+    """Rollouts ``[P, G]`` on the host; each sampler made half of every group.
 
     Args:
       sample: A sampler of G / 2 responses per prompt, as of ``rollout.make_sampler``.

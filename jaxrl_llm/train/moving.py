@@ -31,7 +31,7 @@ def first_reference(rule: Callable, start: ArrayTree, *, adapter: bool) -> Array
     """
     init = getattr(rule, "init", None)
     state = start if init is None else init(start)
-    # One that also changes the policy keeps its factors, each of which it extrapolates.
+    # A rule that also changes the policy extrapolates each factor, so it keeps the factors.
     return _products(state) if adapter and not isinstance(state, Iterates) else state
 
 

@@ -610,7 +610,7 @@ def _said(there: TextEncoder, words: str) -> tuple[list[int], int]:
 def _aligned(
     ends: Sequence[int | None], other_ends: Sequence[int | None], more: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The spans of a text of which the second tokens have ``more`` characters at the beginning."""
+    """The spans of a text; the second tokens begin with ``more`` characters that it lacks."""
     parts = []
     for each, skip in ((ends, max(-more, 0)), (other_ends, max(more, 0))):
         before = [n for n, end in enumerate(each, 1) if end is not None and end <= skip]

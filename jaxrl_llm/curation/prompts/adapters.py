@@ -211,7 +211,7 @@ def rate_adapter_fit(
       >>> params = jr.curation.rate_adapter_init(start_key, size=2, hidden=8, layers=1)
       >>> params = jr.curation.rate_adapter_fit(
       ...     params, fit_key, embeddings, rates, references=8, batch=8, steps=100, lr=1e-2)
-      >>> # A third policy, of which two prompts are known:
+      >>> # A third policy, whose rates on two prompts are known:
       >>> measured = jnp.array([0.8, 0.1])
       >>> out = jr.curation.adapted_rates(jnp.eye(2), jnp.eye(2), measured, params)
       >>> [round(float(rate), 1) for rate in out]

@@ -364,7 +364,7 @@ def ttrl_majority(
 ) -> Recipe:
     """Test-time reinforcement learning: agreement with the majority in place of a label.
 
-        votes G rollouts of a prompt, of which the first G train
+        votes G rollouts of a prompt; the first G of them train
         r = 1 for the most common answer of the votes G, else 0;   A = grpo(r) over the G
 
     The reward returns the answer of a rollout as ``answer_ids``, such as

@@ -155,8 +155,8 @@ def xpo(*, beta: float = 0.1, alpha: float = 1e-5, column: str | None = None) ->
     Args:
       beta: Scale of the implicit rewards.
       alpha: Weight of the optimism term.
-      column: Column with responses that the reference sampled before the run, the first of which
-        joins the rollouts of the policy in each group; None samples them in each step.
+      column: Column with responses that the reference sampled before the run; the first response of
+        a row joins the rollouts of the policy in its group. None samples them in each step.
 
     References:
       Xie et al. (arXiv:2405.21046), as in TRL.
