@@ -1,9 +1,9 @@
 """Groups with one half sampled by the policy and the other by the frozen reference.
 
 A recipe asks for them by ``sampled_by=("policy", "reference")``: the model that is named first
-samples the first half of each group, the other model the second half. Rollouts of the reference have the role
-``DEMONSTRATION``, so that a batch has them as ``steered``, and the reference's log-probabilities as
-``behavior_logp``.
+samples the first half of each group, the other model the second half. Rollouts of the reference
+have the role ``DEMONSTRATION``. A batch has them as ``steered``, and the reference's
+log-probabilities as ``behavior_logp``.
 """
 
 from collections.abc import Callable
