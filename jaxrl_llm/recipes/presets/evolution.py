@@ -53,8 +53,9 @@ def eggroll(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> jr.recipes.eggroll(sigma=2e-3)
-      EvolutionRecipe(name='eggroll', sigma=0.002, paper='arXiv:2511.16652')
+      >>> recipe = jr.recipes.eggroll(sigma=2e-3)
+      >>> recipe.optimizer.name, recipe.optimizer.learning_rate
+      ('sgd', 0.125)
 
     References:
       EGGROLL (arXiv:2511.16652). Its scripts for language models: sigma 7e-4 to 2e-3, SGD with
