@@ -141,6 +141,9 @@ def _parsed(lines: Sequence[bytes], first: int, name: str) -> Iterator[Any]:
             raise JsonError(
                 f"{start} {line} is not JSON ({fault.msg} at column {fault.colno})"
             ) from fault
+        except ValueError as fault:  # an integer of more digits than Python reads
+            line = first + text.count("\n", 0, at)
+            raise JsonError(f"{start} {line} is not JSON ({fault})") from fault
         yield value
 
 

@@ -8,7 +8,6 @@ shows without a reply, so a run can read its data before the first step.
 import ast
 import json
 import keyword
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +73,8 @@ def same_value(value: Any, wanted: Any) -> bool:
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in both)
     if value == wanted or not numbers or all(isinstance(x, int) for x in both):
         return value == wanted
-    return all(map(math.isfinite, both)) and _close(Decimal(value), Decimal(wanted))
+    decimals = [Decimal(x) for x in both]  # an integer may exceed all floats
+    return all(x.is_finite() for x in decimals) and _close(*decimals)
 
 
 def same_result(printed: str, expected: str) -> bool:

@@ -77,7 +77,8 @@ def gradable(
     completion can be graded against. All rows that it will grade are read.
 
     Raises:
-      ValueError: If a row cannot be graded and ``data.unreadable`` is "refuse", or none remains.
+      ValueError: If a row cannot be graded and ``data.unreadable`` is "refuse", or if no row
+        remains to train on or to evaluate on.
     """
     check = row_check(config.reward)
     if check is None:
@@ -100,15 +101,24 @@ def gradable(
                 )
                 begun = None
         parts.append(good if len(good) < len(part) else part)
-    if faults and (config.data.unreadable == "refuse" or not parts[0]):
+    lost = _lost(config, held_out, parts)
+    if faults and (config.data.unreadable == "refuse" or lost):
         prompt, source, reason = faults[0]
         others = f" and {len(faults) - 1} others" if len(faults) > 1 else ""
-        remedy = '; set data.unreadable to "drop" to leave such rows out' if parts[0] else ""
+        remedy = '; set data.unreadable to "drop" to leave such rows out'
+        remedy = f", and no row {lost} remains" if lost else remedy
         raise ValueError(
             f"data: the reward {name_of(config.reward)} cannot grade row {prompt.name!r} of "
             f"{source}{others}: {reason}{remedy}."
         )
     return *parts, [prompt.name for prompt, _, _ in faults]
+
+
+def _lost(config: TrainConfig, held_out: Sequence, left: Sequence[Sequence]) -> str:
+    """The rows that a run needs and does not have: "to train on", "held out", or none."""
+    if not left[0]:
+        return "to train on"
+    return "held out" if held_out and not left[1] and config.evaluation.enabled else ""
 
 
 def _fault(check: Callable[[Mapping[str, Any]], None], prompt: Prompt) -> str | None:
@@ -152,8 +162,8 @@ def fitted(
     compares are not read.
 
     Raises:
-      ValueError: By the rule "refuse", for the first one; if none to train on remains; or if a
-        prompt contains a denoiser's mask id.
+      ValueError: By the rule "refuse", for the first one; if none remains to train on or to
+        evaluate on; or if a prompt contains a denoiser's mask id.
     """
     rule, most = config.data.too_long, config.sampling.max_new_tokens
     room = prompt_room("sampling", model, most)
@@ -189,10 +199,10 @@ def fitted(
                     long.add(i)
         dropped += [questions[i].prompt.name for i in sorted(long)]
         parts.append([each for i, each in enumerate(questions) if i not in long])
-    if not parts[0]:
+    if lost := _lost(config, held_out, parts):
         raise ValueError(
-            f"data: all {len(prompts)} rows to train on are too long; a prompt may have {room} "
-            f"tokens and a response {most}."
+            f"data: all rows {lost} are too long; a prompt may have {room} tokens and a response "
+            f"{most}."
         )
     _check_mask_id(model, parts)
     return Fitted(parts[0], parts[1], dropped, list(truncated))

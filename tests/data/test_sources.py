@@ -259,6 +259,10 @@ def test_parts_of_splits_of_a_repository(hub, split, texts):
         ('{"prompt": "a",\n"b": 1}\n{"prompt": "c",\n"d": x}', "line 4 is not JSON"),
         ('{"prompt": "a"} {"prompt": "b"} 3', "line 1 is not a JSON object"),
         ('{"prompt": "a",\n"b":\n"\xff"}', "line 3 is not UTF-8"),
+        (
+            '{"prompt": "a"}\n{"prompt": "b", "c": ' + "9" * 5000 + "}",
+            "line 2 is not JSON .*digits",
+        ),
     ],
 )
 def test_the_line_of_a_fault_is_that_of_the_file(tmp_path, content, told):

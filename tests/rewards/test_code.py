@@ -373,6 +373,8 @@ def test_functional_tests_of_livecodebench(bubblewrap, code, right):
         ('"a"', '"a"', True),
         ("null", "[]", False),
         ("NaN", "0.5", False),
+        ("1" + "0" * 400, "0.5", False),
+        ("0.5", "1" + "0" * 400, False),
         ("9007199254740993", "9007199254740992", False),
         ('{"1": 0.30000000000000004}', '{"1": 0.3}', True),
         ("[[1, 2], [0.5]]", "[[1, 2], [0.50]]", True),

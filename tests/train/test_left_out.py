@@ -86,9 +86,13 @@ def test_only_rows_that_are_graded_are_read(tmp_path):
     )
     assert checked(of(tmp_path, bad, reward=low_bytes))[2] == []
     with pytest.raises(
-        ValueError, match=r"cannot grade row 'q00' of tiny and 1 others: .*number\.$"
+        ValueError,
+        match=r"row 'q00' of tiny and 1 others: .*number, and no row to train on remains",
     ):
         checked(of(tmp_path, bad, "drop"))
+    evaluated = of(tmp_path, good, "drop", evaluation=EvaluationConfig())
+    with pytest.raises(ValueError, match="'a' is no number, and no row held out remains"):
+        checked(evaluated, bad())
 
 
 def test_an_option_without_effect_is_refused(tmp_path):
@@ -222,9 +226,7 @@ def test_long_prompts_by_each_rule(tmp_path, rule, count):
     if rule == "truncate":
         assert bytes(experiment.train[-1].tokens) == b"cdefghijklmnop"
     few = dataclasses.replace(TWO, max_new_tokens=19)
-    with pytest.raises(
-        ValueError, match="all 8 rows to train on are too long; a prompt may have 1"
-    ):
+    with pytest.raises(ValueError, match="all rows to train on are too long; a prompt may have 1"):
         load_experiment(of_rows(tmp_path, "grpo", "drop", **options, sampling=few))
 
 
