@@ -377,9 +377,9 @@ class TrainConfig:
         for nothing. "auto" is "flat", or for a model that reads no trees of prompts "always",
         where this saves at least a fifth of the cells. Each of a few shapes is compiled when it
         first occurs.
-      max_skipped: End the run after this many steps in a row that make no update, because the loss
-        or the gradient is non-finite (`skipped` in metrics.jsonl), because no rollout takes part
-        (`no_signal`), or because the recipe trains none of their tokens.
+      max_skipped: End the run after this many steps in a row whose loss or gradient is non-finite
+        (`skipped` in metrics.jsonl), or that have no signal (`no_signal`): no rollout takes part,
+        or, until a step of the run has had one, every advantage is 0.
       remat: Activations of a layer saved for the backward pass: "none" saves all (fast), "full"
         only its input (small), "dots" its matrix products.
       dtype: Dtype of matrix products and activations: "float32", "bfloat16", or "auto" for the one

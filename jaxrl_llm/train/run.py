@@ -304,10 +304,14 @@ class Run:
         what, why = "makes no update", f"the recipe trains no token of {asked}"
         if rollouts.metrics["no_signal"]:
             why = f"none of {asked} takes part"
-        elif values["no_signal"] and values["updates"]:
+        elif values["no_signal"]:
             what = "has no signal"
             why = f"each advantage of {asked} is 0; the mean reward is {values['reward']:g}"
         text = f"Step {step} {what}: {why}"
+        if many := self._guard.without_signal:
+            if not many & (many - 1):  # at each doubling
+                self.folder.log(f"{text} ({many} in a row).")
+            return
         if in_a_row < limit:
             self.folder.log(f"{text} ({in_a_row} in a row; {limit} end the run).")
             return
@@ -431,8 +435,23 @@ class UpdateGuard:
     ):
         self._folder, self._limit = folder, limit
         self._tokenizer, self._inspect = tokenizer, inspect
-        idle = [_all_skipped(row) or _idle(row) for row in history if "skipped" in row]
-        self.in_a_row = idle[::-1].index(False) if False in idle else len(idle)
+        self.in_a_row, self.without_signal, self._had_signal = 0, 0, False
+        for row in history:
+            if "skipped" in row:
+                self._count(row)
+
+    def _count(self, values: Mapping[str, Any]) -> None:
+        """Counts a step that trains nothing.
+
+        A step without a signal in which rollouts take part counts only until a step of the run has
+        had a signal: later prompts may be those that the policy always solves, or never.
+        """
+        takes_part = bool(values.get("no_signal")) and _not_skipped(values, "") > 0
+        solved = self._had_signal and takes_part and not _all_skipped(values)
+        idle = not solved and (_all_skipped(values) or _idle(values))
+        self.in_a_row = self.in_a_row + 1 if idle else 0
+        self.without_signal = self.without_signal + 1 if solved else 0
+        self._had_signal |= not (idle or solved)
 
     def __call__(
         self, step: int, values: Mapping[str, float], state: TrainState, batch: Batch
@@ -458,14 +477,13 @@ class UpdateGuard:
                 "the parameters are lost, but the last checkpoint is intact."
             )
         skipped = [who for who in _TRAINED if values.get(f"{who}skipped")]
+        self._count(values)
         if not _all_skipped(values):
-            self.in_a_row = self.in_a_row + 1 if _idle(values) else 0
             for who in skipped:
                 not_made = values[f"{who}skipped"]
                 some = f"{not_made:g} of {_not_skipped(values, who) + not_made:g} updates"
                 self._folder.log(f"{text}, so {some} of {_TRAINED[who]} are skipped.")
             return
-        self.in_a_row += 1
         first = next(who for who in skipped if not _not_skipped(values, who))
         whose = f"{_TRAINED[first]}'s" if first else "its"
         text = f"{text}, so {whose} update is skipped"

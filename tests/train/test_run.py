@@ -88,6 +88,7 @@ def test_skipped_steps_are_counted(tmp_path, published, staleness):
         recipe=fragile(),
         reward=huge_in(2, 3),
         steps=5,
+        max_skipped=3,
         asynchrony=AsyncConfig(max_staleness=staleness),
     )
     result = train(config, log=lines.append)
@@ -146,7 +147,7 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
 
 
 def test_a_resumed_run_counts_on(tmp_path):
-    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(2, 3, 4))
+    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(2, 3, 4), max_skipped=3)
     assert int(train(dataclasses.replace(config, steps=3)).state.step) == 3
     with pytest.raises(
         TrainingError, match="Step 4 gave loss nan .* none of the last 3 steps made one"
@@ -324,3 +325,27 @@ def test_a_resumed_run_writes_the_date_of_its_first_session(tmp_path, monkeypatc
     sessions.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert on_day(3, steps=3)[0] == "05 q00"
     assert on_day(4, steps=4)[0] == "05 q00"
+
+
+def test_a_run_that_has_had_a_signal_goes_on_without_one(tmp_path):
+    """Its policy may solve all prompts by then; before, the reward may be at fault."""
+    good = NUMBERS | {"loss": 1.0, "grad_norm": 1.0, "skipped": 0.0, "updates": 1.0}
+    flat = good | {"no_signal": 1.0}
+    note = guard(Folder(tmp_path), limit=3)
+    counts = []
+    for step, values in enumerate([flat, flat, good, *[flat] * 5, flat | {"updates": 0.0}]):
+        note(step, values, None, None)
+        counts.append((note.in_a_row, note.without_signal))
+    assert counts == [(1, 0), (2, 0), (0, 0), *((0, n) for n in range(1, 6)), (1, 0)]
+    graded = []
+
+    def solved_after_a_step(prompt, completion, metadata):
+        graded.append(completion)
+        return len(graded) / 8 if len(graded) <= 8 else 1.0
+
+    lines = []
+    config = tiny_run(tmp_path / "run", reward=solved_after_a_step, max_skipped=2, steps=5)
+    history = train(config, log=lines.append).history
+    assert [row["no_signal"] for row in history] == [0, 1, 1, 1, 1]
+    told = [line for line in lines if "has no signal" in line]
+    assert [line[:6] for line in told] == ["Step 2", "Step 3", "Step 5"] and "(4 in a" in told[2]
