@@ -68,7 +68,8 @@ class _Lab:
     def step(self, action: Parsed) -> Observation:
         """Takes the last line of a reply as an action."""
         command = (action.text.strip().splitlines() or ["wait1"])[-1].strip()
-        words, reward, done, info = self.env.step(command)
+        sent = command.encode("utf-8", "replace").decode()  # Java takes no lone surrogates
+        words, reward, done, info = self.env.step(sent)
         facts = f"{info['look']}\n{info['inv']}"
         score = {"score": info["score"] / 100}
         return Observation(text.user(words), reward / 100, done, state=facts, info=score)
