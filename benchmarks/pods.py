@@ -57,6 +57,7 @@ def measure(
     from jaxrl_llm.models import ModelConfig, make_model, param_shapes
     from jaxrl_llm.train import make_mesh, make_optimizer, make_step
     from jaxrl_llm.train.config import find_recipe
+    from jaxrl_llm.train.optimizer import policy_optimizer
     from jaxrl_llm.train.state import abstract_batch, abstract_state, device_bytes
 
     size = ModelConfig.from_hf(QWEN3_8B, dtype=config.dtype)
@@ -64,7 +65,7 @@ def measure(
     model, mesh = make_model(size), make_mesh(**dataclasses.asdict(config.mesh))
     if mesh is None:
         raise SystemExit("pods.py: the mesh of this config is one device.")
-    sampling, optimizer = config.sampling, make_optimizer(config.optimizer)
+    sampling, optimizer = config.sampling, make_optimizer(policy_optimizer(config))
     recipe: Any = find_recipe(config.recipe, sampling)
     state = abstract_state(param_shapes(model), optimizer, recipe, mesh=mesh)
     batch = abstract_batch(

@@ -28,7 +28,12 @@ def is_factors(x) -> bool:
 def widen(factors: Factors, times: int) -> Factors:
     """The same product, with zeros up to ``times`` the rank, and at most the rank of a matrix."""
     a, b = factors
-    rank = min(times * a.shape[-1], a.shape[-2], b.shape[-1])
+    return _padded(factors, min(times * a.shape[-1], a.shape[-2], b.shape[-1]))
+
+
+def _padded(factors: Factors, rank: int) -> Factors:
+    """The same product, with zeros up to a rank."""
+    a, b = factors
     more = max(rank - a.shape[-1], 0)
     lead = [(0, 0)] * (a.ndim - 2)
     return Factors(jnp.pad(a, [*lead, (0, 0), (0, more)]), jnp.pad(b, [*lead, (0, more), (0, 0)]))
@@ -64,4 +69,4 @@ def average(old: Factors, new: Factors, rate: Array | float) -> Factors:
     root = jnp.sqrt(s[..., :rank])  # both factors of one size
     a = jnp.matmul(left, u[..., :rank] * root[..., None, :], precision=high)
     b = jnp.matmul(root[..., None] * v[..., :rank, :], jnp.swapaxes(right, -1, -2), precision=high)
-    return Factors(a, b)
+    return _padded(Factors(a, b), rank)  # of a matrix that has a lower rank

@@ -51,7 +51,9 @@ class Rollout(NamedTuple):
         input from which each token is predicted, counted from 1; 0 where nobody recorded them, as
         for tokens that were not sampled. None for a sampler that does not record them.
       sampled_at: The temperature of all tokens, of :func:`make_sampler` and
-        :func:`make_denoising_sampler`; None where it varies, is 0 or is not known.
+        :func:`make_denoising_sampler`; None where it varies, is 0 or is not known. It is no array
+        but a part of the tree's structure: of rollouts with different ones that ``jax.tree.map``
+        joins, set it to None first.
     """
 
     prompt_tokens: Array

@@ -94,9 +94,14 @@ def with_roles(collected: Any, order: tuple[str, str], group_size: int) -> Any:
     """What was collected, in which rollouts of the reference have their role.
 
     A rollout is known by its number in its request, so a collector may drop and move rollouts.
-    Responses that bring a role of their own keep it.
+    Responses that bring a role of their own keep it. The mean reward of what was sampled is that of
+    the policy's rollouts in the batch.
     """
     half = collected.members[..., 1] % group_size // (group_size // 2)
     by_reference = np.array([name == "reference" for name in order])[half]
     own = collected.where & (collected.roles == OWN)
-    return collected._replace(roles=np.where(own & by_reference, DEMONSTRATION, collected.roles))
+    roles = np.where(own & by_reference, DEMONSTRATION, collected.roles)
+    graded = own & ~by_reference & ~np.reshape(collected.scores.failed, own.shape)
+    rewards = np.reshape(collected.scores.rewards, own.shape)[graded]
+    reward = float(rewards.mean()) if rewards.size else float("nan")
+    return collected._replace(roles=roles, reward=reward)

@@ -148,3 +148,11 @@ def test_other_rules_take_products_as_they_are():
     assert first_reference(reset, named, adapter=False) is named
     further = rules.extrapolated(every=2)
     assert first_reference(further, start, adapter=True).reference is start
+
+
+def test_an_average_has_the_rank_of_the_old_factors():
+    """Also where it exceeds that of the matrix, so the state of a run keeps its shapes."""
+    old = Factors(jnp.ones((16, 8)), jnp.ones((8, 4)))
+    new = average(old, Factors(jnp.zeros((16, 8)), jnp.zeros((8, 4))), 0.25)
+    assert (new.a.shape, new.b.shape) == (old.a.shape, old.b.shape)
+    np.testing.assert_allclose(new.a @ new.b, 0.75 * (old.a @ old.b), rtol=1e-5)
