@@ -71,7 +71,7 @@ def _is_part(text: str, token: re.Match) -> bool:
     if len(word) > 1:
         return False
     near = re.search(r"(?:[-+*/^=<>≤≥−(]|sin|cos|tan|log|ln|exp)\s?$", before) or re.match(
-        r"\s?[-+*/^=<>≤≥−]|\(\w\)", behind
+        r"\s?[-+*/^=<>≤≥−]|\(", behind
     )
     return bool(near)
 

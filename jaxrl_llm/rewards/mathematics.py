@@ -482,7 +482,8 @@ def _parsed(text: str) -> Any:
         return None  # x3 may be a power, an index or a product
     package()
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
-    from sympy import Basic, I, MatrixBase, Product, Sum, Symbol, nan, zoo
+    from sympy import Basic, Float, I, MatrixBase, Product, Sum, Symbol, nan, zoo
+    from sympy import Rational as Number
 
     # It reads 2(3) as a mixed number, and without braces the argument of \log_{2} 8 as 80.
     text = re.sub(r"(?<![\w{])(\d+(?:\.\d+)?)\s*\(", r"\1\\cdot (", text)
@@ -497,6 +498,8 @@ def _parsed(text: str) -> Any:
             return None
         if not parsed.has(Sum, Product):
             parsed = parsed.xreplace({Symbol("i", real=True): I})
+        # The parser makes decimals floats of 53 bits.
+        parsed = parsed.xreplace({x: Number(str(x)) for x in parsed.atoms(Float)})
     except Exception:  # of any kind, for a text that it does not read
         return None
     return parsed
