@@ -1,6 +1,7 @@
 """The answer in the text of a reply, and the right answers of a row, as mathematics."""
 
 import functools
+import itertools
 import math
 import re
 from collections import deque
@@ -28,13 +29,15 @@ _WORDS_OF_MATHEMATICS = re.compile(
 _VALUE = re.compile(r"\d|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞π∞]|\\[A-Za-z]{2}|[A-Za-z]\s?[-+*/^=<>(]|pi\b")
 _ENDS = "*_^/+=<>|,×÷· "
 _DELIMITED = (
-    r"(?<!\\)\$\$(?P<a>[^$]+)\$\$|(?<!\\)\\\[(?P<b>(?:[^\\]|\\(?!\]))+)\\\]"
-    r"|(?<!\\)\\\((?P<c>(?:[^\\\n]|\\(?!\)))+)\\\)"
+    # No formula has an opening inside, so that a search ends at the next one.
+    r"(?<!\\)\$\$(?P<a>[^$]+)\$\$|(?<!\\)\\\[(?P<b>(?:[^\\]|\\[^\[\]])+)\\\]"
+    r"|(?<!\\)\\\((?P<c>(?:[^\\\n]|\\[^()\n])+)\\\)"
     r"|(?<!\\)\$(?=[^\s$])(?P<d>(?:[^$\n\\]|\\.)+)(?<!\s)\$(?!\d)"
 )
 _FORMULA = re.compile(_DELIMITED)
 _JOINED = re.compile(r"\s*(?:,|;|,?\s*(?:and|or))\s*")
 _STATED = re.compile(r"(?i)answer\s*(?:\*{1,3}\s*)?(?:is\b|:)\s*:?")
+_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BETWEEN_BOXES = re.compile(r"[\s$,;]*(?:and|or)?[\s$,;]*")
 
@@ -123,9 +126,8 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int] | None:
         end -= 1
     if text[start : start + 1] in ("-", "−"):
         joins = start > 0 and (text[start - 1].isalnum() or text[start - 1] in ")")
-        bullet = text[start + 1 : start + 2] == " " and text[max(0, start - 9) : start].strip(" ")[
-            -1:
-        ] in ("", "\n")
+        before = text[max(0, start - 9) : start].rstrip(" ")
+        bullet = text[start + 1 : start + 2] == " " and before.endswith("\n")
         if joins or bullet:
             return _trimmed(text, start + 1, end)
     if re.fullmatch(r"[\d.,]+!", text[start:end]):  # an exclamation
@@ -180,18 +182,17 @@ def _last_side(text: str) -> str:
     return text
 
 
+def _are_joined(text: str, a: tuple[int, int, str], b: tuple[int, int, str]) -> bool:
+    """Whether two items between delimiters are parts of a list."""
+    delimited = all(text[x[0]] in "$\\" and x[1] - x[0] > len(x[2]) for x in (a, b))
+    return delimited and bool(_JOINED.fullmatch(text, a[1], b[0]))
+
+
 def _joined(text: str, items: Sequence[tuple[int, int, str]], place: int, step: int) -> str:
     """An item with those that it is listed with, as in $1$ and $2$."""
     chosen = [items[place]]
-
-    def delimited(item: tuple[int, int, str]) -> bool:
-        return text[item[0]] in "$\\" and item[1] - item[0] > len(item[2])
-
-    if not delimited(chosen[0]):
-        return chosen[0][2]
     while 0 <= place + step < len(items):
-        a, b = sorted((items[place], items[place + step]))
-        if not delimited(items[place + step]) or not _JOINED.fullmatch(text, a[1], b[0]):
+        if not _are_joined(text, *sorted((items[place], items[place + step]))):
             break
         place += step
         chosen.append(items[place])
@@ -217,6 +218,8 @@ def replied(text: str) -> str | None:
         line = text[stated.end() :].lstrip().partition("\n")[0][:300].strip(" *_.")
         if phrase(line):
             return line
+        if letter := _LETTER.fullmatch(line):
+            return letter[1]
         rest = text[stated.end() : stated.end() + 1000]
         items = _items(rest, lists=True)
         if items and items[0][0] <= 50:
@@ -244,11 +247,13 @@ def answer_in(text: str) -> str | None:
     """The mathematics of a right answer, as data writes it; None if it is prose or empty.
 
     It is the box or the text after "####" if there is one, and otherwise the full text. Of a text
-    with words it is the number with its unit, or the last formula.
+    with words it is the number with its unit, or its only formula; None if it has two or more,
+    as in "2 hours 30 minutes", unless they are a list such as $1$ and $2$.
     """
     text = text.strip()
     if _BOX.search(text):
         return replied(text)
+    marked = "####" in text
     text = text.rpartition("####")[2].strip()
     if not canonical(text) or not re.search(r"\w|\\|[^\s\x00-\x7f]", text):
         return None
@@ -260,8 +265,13 @@ def answer_in(text: str) -> str | None:
         return text
     if r"\text" in text and not _is_prose(re.sub(r"\\text\s*\{[^{}]*\}", "", text)):
         return text
-    if _ANCHORED.search(text) or re.search(r"\d", text):
+    if marked or _STATED.search(text):
         return replied(text)
+    if _ANCHORED.search(text) or re.search(r"\d", text):
+        items = _items(text)
+        # Of 2 hours 30 minutes, neither number is the answer.
+        if items and all(_are_joined(text, *pair) for pair in itertools.pairwise(items)):
+            return replied(text)
     return None
 
 
@@ -281,7 +291,14 @@ def right_answers(function: str, metadata: Mapping[str, Any]) -> list[str]:
             r"write LaTeX (words as \text{...}, a product of letters between dollar signs), or "
             "grade prose otherwise"
         )
-    return texts
+    # Words around a number may matter, as in "March 5", so that the full text is right too.
+    full = [answer_text(x).strip() for x in answers]
+    return list(
+        dict.fromkeys([*texts, *(x for x in full if _is_prose(x) and not _MARKED.search(x))])
+    )
+
+
+_MARKED = re.compile(rf"{_BOX.pattern}|####")
 
 
 def _is_missing(answer: Any) -> bool:

@@ -84,10 +84,10 @@ _NOT_UNITS = re.compile(
     r"before|after|times|plus|minus|over|base|with|from|only|but|except|remainder|r)\b",
     re.IGNORECASE,
 )
-_POWER = r"(?:\s*\^\{?[23]\}?)?"
+_POWER = r"(?:\s*\^\{?(?:-[1-3]|[23])\}?)?"
 _TRAILING_UNIT = re.compile(
     rf"(?P<value>.*(?:[\d)}}\]!]|\\pi))\s*(?:"
-    rf"(?P<latex>(?:\\text\{{[^{{}}\d=<>]+\}}{_POWER}\s*(?:\\cdot|/)?\s*){{1,4}})"
+    rf"(?P<latex>(?:\\text\{{[^{{}}\d=<>]+{_POWER}\}}{_POWER}\s*(?:\\cdot|/)?\s*){{1,4}})"
     rf"|\s(?P<words>[A-Za-z]{{2,}}[./]?(?:[ /][A-Za-z]+){{0,3}}{_POWER})"
     rf"|(?P<attached>(?<=\d)(?:{_ATTACHED}|m(?=\^|[23])){_POWER}[23]?)"
     rf"|\s(?P<letter>[{''.join(sorted(UNIT_LETTERS))}]{_POWER}))",
@@ -99,6 +99,8 @@ _NAME = re.compile(
     r"lambda|mu|phi|omega|sigma|rho|tau|epsilon)(?![A-Za-z])|\{[A-Za-z\s]*\}|_\{\w+\}|\^\{-1\})+"
     r"(?:\([\w\\,\s]*\))?\s*"
 )
+# A ratio of three or more numbers, or a time of the day.
+_NO_QUOTIENT = re.compile(r"[^:{}]+(?::[^:{}]+){2,}|\d{1,2}:[0-5]\d")
 _OPERATIONS = re.compile(r"\\(?:frac|sqrt|cdot|times|sin|cos|tan|log|ln|sum|int)")
 # The commands that the parser reads in full; of \equiv and \approx it reads only one side.
 _READ_COMMANDS = frozenset(
@@ -194,6 +196,8 @@ def node_of(text: str, depth: int = 0) -> _Node:
 
 def _scalar(text: str) -> _Node:
     """A number or a formula, with its unit."""
+    if _NO_QUOTIENT.fullmatch(text):
+        return _Node("text", text)
     number = rational(text)
     if number is not None:
         return _Node("number", text, number=number)
@@ -480,6 +484,8 @@ def _parsed(text: str) -> Any:
         return None
     if re.search(r"[A-Za-z]\s*\d", _COMMAND.sub(";", text.partition(r"\begin")[0])):
         return None  # x3 may be a power, an index or a product
+    if _has_huge_binomial(text):
+        return None
     package()
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from sympy import Basic, Float, I, MatrixBase, Product, Sum, Symbol, nan, zoo
@@ -503,6 +509,22 @@ def _parsed(text: str) -> Any:
     except Exception:  # of any kind, for a text that it does not read
         return None
     return parsed
+
+
+_BINOMIAL = re.compile(r"\\binom\{(\d+)\}\{(\d+)\}")
+
+
+def _has_huge_binomial(text: str) -> bool:
+    """Whether the parser, which evaluates binomials, would take long for one."""
+    others = _BINOMIAL.sub("", text)
+    if r"\binom" in others and re.search(r"\d{5}", others):
+        return True
+    for over, under in _BINOMIAL.findall(text):
+        if max(len(over), len(under)) > 12:
+            return True
+        if len(over) * min(int(under), abs(int(over) - int(under))) > 4 * _MOST_DIGITS:
+            return True
+    return False
 
 
 def _same_formulas(a: _Node, b: _Node) -> bool:
@@ -570,13 +592,16 @@ def _same_expressions(ours: Any, theirs: Any, rounded: bool) -> bool:
     digits = max(map(_digits, (ours, theirs)))
     if digits > _MOST_DIGITS:  # nor can they be told apart
         return False
+    ours, theirs = map(_real_roots, (ours, theirs))
     symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
     if not symbols:
         a, b = (_constant(x, digits) for x in (ours, theirs))
         return a is not None and b is not None and _same_constants(a, b, rounded, digits)
+    points = [{x: _coordinate(point, k) for k, x in enumerate(symbols)} for point in range(6)]
+    if (verdict := _same_where_real(ours, theirs, points, rounded, digits)) is not None:
+        return verdict
     compared = 0
-    for point in range(6):
-        values = {x: _coordinate(point, k) for k, x in enumerate(symbols)}
+    for values in points:
         a, b = (_constant(x, digits, values) for x in (ours, theirs))
         if (a is None) != (b is None):
             return False
@@ -591,12 +616,67 @@ def _same_expressions(ours: Any, theirs: Any, rounded: bool) -> bool:
     return verify(ours, theirs, timeout_seconds=None) and verify(theirs, ours, timeout_seconds=None)
 
 
+def _same_where_real(
+    ours: Any, theirs: Any, points: Sequence[Mapping[Any, Any]], rounded: bool, digits: int
+) -> bool | None:
+    r"""Of expressions with roots or logarithms: where every root and logarithm is real.
+
+    The points with positive variables are compared too, as \sqrt{ab} is \sqrt a\sqrt b only there.
+
+    Returns:
+      None if all parts are real at the points anyway, or at fewer than three of them. None also
+      for an absolute value, as \ln|x| is not \ln x.
+    """
+    from sympy import Abs
+
+    if ours.has(Abs) or theirs.has(Abs):
+        return None
+    real = [x for x in points if _is_real(ours, x) and _is_real(theirs, x)]
+    if len(real) == len(points):
+        return None
+    positive = [{x: abs(y) for x, y in point.items()} for point in points]
+    real += [x for x in positive if _is_real(ours, x) and _is_real(theirs, x)]
+    if len(real) < 3:
+        return None
+    for point in real:
+        a, b = (_constant(x, digits, point) for x in (ours, theirs))
+        if a is None or b is None or not _same_constants(a, b, rounded, digits):
+            return False
+    return True
+
+
+def _is_real(expression: Any, point: Mapping[Any, Any]) -> bool:
+    """Whether no root and no logarithm in an expression is of a negative number at a point."""
+    from sympy import Pow, log
+
+    for part in expression.atoms(Pow, log):
+        if isinstance(part, log) or part.exp.is_integer is False:
+            value = _constant(part.args[0], 20, point)
+            if value is not None and not value.is_extended_nonnegative:
+                return False
+    return True
+
+
+def _real_roots(expression: Any) -> Any:
+    r"""The expression with odd roots of real numbers as real roots: \sqrt[3]{-8} is -2."""
+    from sympy import Abs, Pow, sign
+
+    roots = {}
+    for part in expression.atoms(Pow):
+        power = part.exp.doit() if part.exp.is_rational and _size(part.exp) < 1000 else None
+        if power is None or not power.is_Rational or power.q % 2 == 0 or power.q == 1:
+            continue
+        if part.base.is_extended_real and not part.base.is_nonnegative:
+            roots[part] = sign(part.base) ** power.p * Pow(Abs(part.base), power)
+    return expression.xreplace(roots)
+
+
 _MOST_DIGITS = 6000
 
 
 def _digits(expression: Any) -> int:
     """How many digits tell two constants apart: 50, and those of its integers and their powers."""
-    from sympy import Integer, Pow, factorial, preorder_traversal
+    from sympy import Integer, Pow, Product, Sum, binomial, factorial, preorder_traversal
 
     digits = 50.0
     for part in preorder_traversal(expression):
@@ -604,11 +684,24 @@ def _digits(expression: Any) -> int:
             exponent = _size(part.args[-1])
             if exponent > 20:
                 digits += exponent * math.log10(10 + _size(part.args[0]))
+        elif isinstance(part, binomial):
+            digits += 0.31 * _size(part.args[0])
+        elif isinstance(part, Sum | Product) and _is_long(part):
+            return _MOST_DIGITS + 1
         elif isinstance(part, Integer) and abs(part) > 10**15:
             digits += part.p.bit_length() * 0.31
         if digits > _MOST_DIGITS:
             break
     return int(min(digits, _MOST_DIGITS + 1))
+
+
+def _is_long(series: Any) -> bool:
+    """Whether a sum or product of more than 200 terms has terms that take long."""
+    from sympy import binomial, factorial, oo
+
+    index, *bounds = series.limits[0]
+    costly = series.function.has(binomial, factorial) or series.free_symbols
+    return bool(costly) and any(x.is_Integer and abs(x) > 200 for x in bounds if x is not oo)
 
 
 def _size(value: Any) -> float:

@@ -12,6 +12,7 @@ r"""Number notation: one canonical text for the many ways to write a number, and
 of large powers are exact. Its numbers have a bounded size, so 9^{9^{9}} has no value here.
 """
 
+import math
 import re
 import unicodedata
 from fractions import Fraction
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 _LONGEST = 2000  # characters of an answer that is read as mathematics
 _BITS = 1 << 16  # of a numerator or denominator
+_LARGEST_FACTORIAL = 5000  # of about 54 000 bits
 _DEEPEST = 40  # nested parentheses
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
@@ -73,7 +75,12 @@ _SIMPLE = (  # in this order
     (re.compile(r"\*|\\ast\b|\\cdotp\b"), r"\\cdot "),
     (re.compile(r"\s*\(?\s*\\[bp]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?"), r"\\pmod{\1}"),
     (re.compile(r"\s*\(\s*(?:\\text\{\s*mod\s*\}|mod)\s*(\w+)\s*\)"), r"\\pmod{\1}"),
-    (re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree\b"), r"\\text{degree}"),
+    (
+        re.compile(r"\s*\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)\s*)|\\degree\b"),
+        r"\\text{degree}",
+    ),
+    (re.compile(r"\\text\{degree\}\s*([CF])(?![A-Za-z])"), r"\\text{degree \1}"),
+    (re.compile(r"(?<=\d)\s*\\Omega$"), r"\\text{ohm}"),
     (re.compile(r"(?<![\\A-Za-z])(?:infinity|infty|inf|oo)(?![A-Za-z])"), r"\\infty "),
     (re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS}|pi|sqrt)(?![A-Za-z])"), r"\\\1 "),
     (re.compile(r"\\?%|(?<=[\d\s}])\s*(?:\\text\{\s*)?(?:percent|pct)\b(?:\s*\})?"), r"\\%"),
@@ -98,6 +105,17 @@ TIMES_E = re.compile(r"(?!1e|0)\d+e[-+][1-9]\d*")
 _MIXED = re.compile(
     r"(?<![\w.^_/\\}])(\d+)(?:\s*\\frac\{(\d+)\}\{(\d+)\}|\s+(\d+)\s?/\s?(\d+))(?![\d.]|\s?[/^!])"
 )
+
+_DEGREES = r"(-?\d+(?:\.\d+)?)\s*(?:\\text\{degree\}|(?:\\text\{\s*)?degrees?\b(?:\s*\})?)"
+_ANGLE = re.compile(
+    r"(\\(?:sin|cos|tan|sec|csc|cot)(?:\^\{\d+\})?)\s*"
+    rf"(?:\(\s*{_DEGREES}\s*\)|\{{\s*{_DEGREES}\s*\}}|{_DEGREES})"
+)
+
+
+def _radians(match: re.Match) -> str:
+    r"""``\sin 30`` degrees with its angle in radians."""
+    return rf"{match[1]}(\frac{{{match[2] or match[3] or match[4]}\pi}}{{180}})"
 
 
 def _words_of_latex(match: re.Match) -> str:
@@ -270,7 +288,7 @@ def canonical(text: str, *, euler: bool = False) -> str:
         return rf"({number['digits']}\cdot 10^{{{int(number['power'])}}})"
 
     text = EXPONENT.sub(exponent, text)
-    text = _MIXED.sub(_mixed, _braced(text))
+    text = _ANGLE.sub(_radians, _MIXED.sub(_mixed, _braced(text)))
     text = re.sub(r"(?<!\.)[.,;]+$", "", text.strip()) if not text.endswith("...") else text
     return " ".join(text.split())
 
@@ -418,12 +436,9 @@ def _divided(value: Fraction, by: Fraction) -> Fraction:
 
 
 def _factorial(value: Fraction) -> Fraction:
-    if value.denominator != 1 or not 0 <= value <= 1000:
+    if value.denominator != 1 or not 0 <= value <= _LARGEST_FACTORIAL:
         raise _Unread
-    product = 1
-    for factor in range(2, int(value) + 1):
-        product *= factor
-    return Fraction(product)
+    return _bounded(Fraction(math.factorial(int(value))))
 
 
 def _raised(base: Fraction, exponent: Fraction) -> Fraction:

@@ -60,6 +60,22 @@ def test_golden_pairs_in_both_directions():
         (r"\boxed{12", "12", 0.0),
         ("The final answer is $1$ or $-1$. I hope", r"\pm 1", 1.0),
         ("It is 10² m", "100", 1.0),
+        ("The answer is n(n+1)/2.", r"\frac{n(n+1)}{2}", 1.0),
+        ("The answer is n(n+1)/2.", r"\frac{n+1}{2}", 0.0),
+        ("So it equals x(x+1).", "x^2+x", 1.0),
+        ("So it is n(n-1)(n-2)/6", r"\binom{n}{3}", 1.0),
+        ("We get a(b+c) here", "b+c", 0.0),
+        ("It is a point (3,4)", "(3,4)", 1.0),
+        ("The answer is (C).", "C", 1.0),
+        ("The answer is C.", "C", 1.0),
+        ("Answer: C", "C", 1.0),
+        ("The answer is **C**", "C", 1.0),
+        ("**Answer:** [D]", "D", 1.0),
+        ("The answer is (C).", "D", 0.0),
+        ("Answer: A) 12", "12", 1.0),
+        ("The answer is - 5", "-5", 1.0),
+        ("The answer is:\n- 5", "5", 1.0),
+        ("Answer: - 2x", "-2x", 1.0),
     ],
 )
 def test_the_answer_in_prose_is_the_whole_formula(reply, answer, right):
@@ -67,7 +83,122 @@ def test_the_answer_in_prose_is_the_whole_formula(reply, answer, right):
     assert rewards.reasoning_accuracy("", f"7</think>{reply}", {"answer": answer}) == right
 
 
-@pytest.mark.parametrize("text", ["(" * 20_000, "1 " * 20_000, "x+" * 20_000, "a" * 40_000])
+@pytest.mark.parametrize(
+    ("kind", "pairs"),
+    {
+        "exact decimals": [
+            (r"0.1\pi", r"\frac{\pi}{10}"),
+            (r"1.2\sqrt3", r"\frac{6\sqrt3}{5}"),
+            ("x^{0.5}", r"\sqrt{x}"),
+            ("100e^{0.02t}", r"100e^{\frac{t}{50}}"),
+            (r"(-\infty,0.1\pi]", r"(-\infty,\frac{\pi}{10}]"),
+            ("0.3x", r"\frac{3x}{10}"),
+        ],
+        "large factorials and sums": [
+            (r"1-\frac{1}{2023!}", r"\frac{2023!-1}{2023!}"),
+            (r"\frac{3000!}{2999!}", "3000"),
+            (r"\binom{100000}{2}", "4999950000"),
+            (r"\sum_{k=1}^{1000} k", "500500"),
+        ],
+        "ratios and times": [("3 : 2 : 1", "3:2:1"), ("3:2", "6:4"), ("12:30", "12:30")],
+        "degrees": [
+            (r"\sin 30^\circ", "0.5"),
+            (r"\tan 45^\circ", "1"),
+            (r"\tan(45°)", r"\tan 45^{\circ}"),
+            (r"\cos{120^\circ}", "-0.5"),
+            (r"\sin^2 30^\circ", r"\frac14"),
+            ("sin(30 degrees)", "0.5"),
+            (r"45^\circ", "45"),
+        ],
+        "real roots": [
+            (r"\sqrt[3]{-8}", "-2"),
+            (r"\sqrt[5]{-32}", "-2"),
+            ("x^{2/3}", r"\sqrt[3]{x^2}"),
+            (r"\sqrt{ab}", r"\sqrt a\sqrt b"),
+            (r"\log_2(xy)", r"\log_2 x+\log_2 y"),
+            (r"\ln\frac{x}{y}", r"\ln x-\ln y"),
+            (r"\sqrt{-4}", "2i"),
+        ],
+        "units": [
+            (r"9.8 \mathrm{~m/s^2}", "9.8"),
+            (r"25^\circ\text{C}", "25"),
+            (r"77^{\circ} F", "77°F"),
+            (r"3 \text{ cm}^{-1}", "3"),
+            (r"3 \Omega", "3"),
+        ],
+    }.items(),
+)
+def test_equal_pairs_beyond_the_golden_ones(kind, pairs):
+    wrong = [x for a, b in pairs for x in ((a, b), (b, a)) if not equal(*x)]
+    assert not wrong, f"false negatives of {kind}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (r"0.1\pi", r"0.11\pi"),
+        (r"\frac{1}{3000!}", r"\frac{2}{3000!}"),
+        (r"\binom{1000000}{500000}", r"x>\pi"),
+        (r"\binom{10^6}{500000}", r"\pi"),
+        (r"\sum_{k=0}^{2023} \binom{2023}{k}x^k", r"x>\pi"),
+        (r"\prod_{k=1}^{5000}(x+k)", "x"),
+        ("3:2:1", "3:1:2"),
+        ("1:2:3", "1:3:2"),
+        ("4:2:1", "2"),
+        ("8:30", "4:15"),
+        ("12:30", "0.4"),
+        (r"\sin 30^\circ", r"\sin 30"),
+        (r"\cos 60^\circ", r"\cos 60"),
+        (r"\sqrt{x^2}", "x"),
+        (r"\sqrt[3]{-8}", "2"),
+        (r"\log_2(xy)", r"\log_2 x-\log_2 y"),
+        (r"\ln|x|", r"\ln x"),
+        (r"9.8 \mathrm{~m/s^2}", r"9.8 \text{ m/s}"),
+        (r"25^\circ\text{C}", "25°F"),
+    ],
+)
+def test_different_pairs_beyond_the_golden_ones(a, b):
+    equal("1", r"\pi")  # imports
+    start = time.process_time()
+    assert not equal(a, b) and not equal(b, a)
+    assert time.process_time() - start < 10.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        ("March 5", ["March 5", "5"], ["6", "March 6"]),
+        ("Tuesday at 5 pm", ["Tuesday at 5 pm", "5"], ["Monday at 5 pm"]),
+        ("The roots are $1$ and $-1$.", ["1,-1"], ["1"]),
+        ("2 hours 30 minutes", None, None),
+        ("5 feet 4 inches", None, None),
+        ("3 apples and 4 oranges", None, None),
+        ("Between 2 and 3", None, None),
+        ("The point (3,4) and then 5", None, None),
+        ("Page 3 of 10", None, None),
+    ],
+)
+def test_an_answer_of_prose_has_one_formula(answer, right, wrong):
+    if right is None:
+        with pytest.raises(RewardError, match="readable as mathematics"):
+            boxed(answer, answer)
+        return
+    assert all(boxed(answer, x) == 1.0 for x in right)
+    assert not any(boxed(answer, x) for x in wrong)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\(" * 9_999,
+        "\\[ " * 6_000,
+        "\\(x" * 6_000,
+        "(" * 20_000,
+        "1 " * 20_000,
+        "x+" * 20_000,
+        "a" * 40_000,
+    ],
+)
 def test_no_reply_takes_long(text):
     start = time.process_time()
     for reply in (text, f"answer: {text}", rf"\boxed{{{text}}}", f"${text}$"):
