@@ -73,8 +73,9 @@ def _is_part(text: str, token: re.Match) -> bool:
         return True
     if len(word) > 1:
         return False
+    # n(n+1) is a product; P(3,4) is a point with its name.
     near = re.search(r"(?:[-+*/^=<>≤≥−(]|sin|cos|tan|log|ln|exp)\s?$", before) or re.match(
-        r"\s?[-+*/^=<>≤≥−]|\(", behind
+        r"\s?[-+*/^=<>≤≥−]|\((?![^()]{0,99},)", text[token.end() : token.end() + 102]
     )
     return bool(near)
 

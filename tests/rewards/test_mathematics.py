@@ -66,6 +66,7 @@ def test_golden_pairs_in_both_directions():
         ("So it is n(n-1)(n-2)/6", r"\binom{n}{3}", 1.0),
         ("We get a(b+c) here", "b+c", 0.0),
         ("It is a point (3,4)", "(3,4)", 1.0),
+        ("It is the point P(3, 4).", "(3,4)", 1.0),
         ("The answer is (C).", "C", 1.0),
         ("The answer is C.", "C", 1.0),
         ("Answer: C", "C", 1.0),
