@@ -216,7 +216,7 @@ def _scalar(text: str) -> _Node:
 
 def _unit(words: str) -> str | None:
     """The unit that words behind a number name, or None if they say something else."""
-    words = re.sub(r"\\text\{([^{}]*)\}", r" \1", words).replace(r"\cdot", " ")
+    words = re.sub(r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1", words).replace(r"\cdot", " ")
     words = re.sub(r"[{}.,]", "", words).strip()
     if _NOT_UNITS.search(words) or re.search(r"\bpi\b|sqrt", words):
         return None

@@ -52,6 +52,8 @@ _TEXTS = re.compile(
     r"(?P<digit>(?<=[\d)}])\s*)?\\(?:text(?:bf|rm|it|normal|tt|sf)?|mbox|hbox|mathrm|mathsf|"
     r"operatorname\*?|mathop)\s*\{(?P<inner>[^{}\\$]*)\}"
 )
+_WORD = r"\\(?:mathrm|text)\s*\{[~\s]*(?![ie]\s*\})([A-Za-z]+)\s*\}"
+_UNIT_OVER_UNIT = re.compile(rf"(?<=[\d}}])\s*{_WORD}\s*/\s*{_WORD}\s*(\^\s*\{{?[23]\}}?|)")
 UNIT_LETTERS = frozenset("mgshlLNJWVAKCF")
 _SIMPLE = (  # in this order
     (re.compile(r"\\(?:left|right|middle)\s*\.(?!\d)"), ""),
@@ -270,6 +272,7 @@ def canonical(text: str, *, euler: bool = False) -> str:
     text = _without_dollars(_vulgar(text.strip()).strip())
     text = re.sub(r"(?<![.,;])[.,;]$", "", text)
     text = re.sub(r"([£€¥])\s*([\d.,]*\d)", r"\2\\text{\1}", text)
+    text = _UNIT_OVER_UNIT.sub(r"\\text{\1/\2\3}", text)
     text = _TEXTS.sub(_words_of_latex, text)
     text = _GROUPS.sub(lambda x: "".join(re.findall(r"\d", x[0])), " ".join(text.split()))
     text = _SPACES.sub(" ", text)

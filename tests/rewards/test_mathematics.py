@@ -122,6 +122,8 @@ def test_the_answer_in_prose_is_the_whole_formula(reply, answer, right):
         ],
         "units": [
             (r"9.8 \mathrm{~m/s^2}", "9.8"),
+            (r"9.8 \mathrm{~m} / \mathrm{s}^{2}", r"9.8 \text{ m/s}^2"),
+            (r"60 \text{ km}/\text{h}", r"60 \text{ km/h}"),
             (r"25^\circ\text{C}", "25"),
             (r"77^{\circ} F", "77°F"),
             (r"3 \text{ cm}^{-1}", "3"),
@@ -155,6 +157,8 @@ def test_equal_pairs_beyond_the_golden_ones(kind, pairs):
         (r"\log_2(xy)", r"\log_2 x-\log_2 y"),
         (r"\ln|x|", r"\ln x"),
         (r"9.8 \mathrm{~m/s^2}", r"9.8 \text{ m/s}"),
+        (r"9.8 \mathrm{~m} / \mathrm{s}^{2}", r"9.8 \mathrm{~m} / \mathrm{s}"),
+        (r"2\mathrm{i}/\mathrm{e}", "2"),
         (r"25^\circ\text{C}", "25°F"),
     ],
 )
