@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from jaxrl_llm import recipes
 from jaxrl_llm.core import accepted
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Recipe, catalog, wiring
@@ -43,6 +44,8 @@ def pushed(preset: str) -> str:
 
 def made(preset: str) -> Recipe:
     """The recipe of a preset for the standard batch."""
+    if preset == "ttrl_majority":  # all rollouts of the batch vote
+        return recipes.ttrl_majority(votes=1)
     return catalog.preset(preset, length=cases.T, num_prompts=cases.P)
 
 

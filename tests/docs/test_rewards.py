@@ -61,6 +61,9 @@ def test_a_method_reads_its_entries(entry, name):
     if entry == "penalty":
         assert entry in accepted(recipe.collector.rule)
         return
+    if name == "ttrl_majority":  # whose rollouts vote before the batch is made
+        assert entry in accepted(recipe.collector.regrade)
+        return
     field, batch = FIELDS.get(entry, entry), make_case(recipe=recipe).batch
     assert field in host_fields(recipe) | (recipe.required_fields & {"reward_components"})
     if field == "reward_components":
