@@ -325,7 +325,7 @@ EXPERTS = {"experts": ExpertsConfig(count=8, active=2, width=16, bias=True, limi
 def test_the_experts_that_sampled_are_taken_again():
     model, params = tiny_model(num_layers=1, **EXPERTS)
     first = np.random.default_rng(4).integers(0, 8, (*BATCH.mask.shape, 1, 1))
-    experts = np.concatenate([first, (first + 3) % 8], axis=-1).astype(np.int16)
+    experts = 1 + np.concatenate([first, (first + 3) % 8], axis=-1).astype(np.int16)
     batch, scorer = BATCH.replace(experts=jnp.asarray(experts)), Scorer(model, TEMPERATURE)
     want = of_each(lambda p: scorer(p, batch).logp, params, batch)
     np.testing.assert_allclose(measured(model)(params, batch), want, rtol=1e-4)
