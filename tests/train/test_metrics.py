@@ -187,7 +187,8 @@ def test_responses_to_which_a_component_does_not_apply_are_counted():
         where=np.array([[True] * 5 + [False]]), scores=scores, failures=1, continued=0, groups=1,
         roles=np.zeros((1, 6), np.int32), rollouts=6, tokens=8, reward=0.5,
     )  # fmt: skip
-    rollout = SimpleNamespace(finish=np.full((1, 6), STOP), mask=None, version=None)
+    cells = {"mask": np.ones((1, 6, 2), bool), "version": np.zeros((1, 6, 2), np.int32)}
+    rollout = SimpleNamespace(finish=np.full((1, 6), STOP), **cells)
     reward = SimpleNamespace(weights_of_sum={"right": 1.0, "vowels": 1.0}, told_absent=set())
     with pytest.warns(UserWarning, match="term 'vowels' did not apply to 2 of 3 responses"):
         found = rollout_metrics(collected, rollout, ages=None, reward=reward)
