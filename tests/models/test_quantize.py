@@ -287,7 +287,7 @@ def test_a_step_of_an_unchanged_policy_has_ratio_one(flow):
         behavior_logp=rollout.behavior_logp,
     )
     state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
-    step = jr.train.make_step(model, recipe, optimizer, donate=False)
+    step = jr.train.make_step(model, recipe, optimizer, donate=False, minibatches=1)
     state, metrics = step(state, batch)
     assert float(metrics["ratio_max"]) == pytest.approx(1, abs=1e-5)
     assert 0 <= float(metrics["sampler_gap"]) <= float(metrics["sampler_gap_max"]) < 1e-5
