@@ -304,7 +304,7 @@ class Run:
         what, why = "makes no update", f"the recipe trains no token of {asked}"
         if rollouts.metrics["no_signal"]:
             why = f"none of {asked} takes part"
-        elif values["no_signal"]:
+        elif values["no_signal"] and _trains(values):
             what = "has no signal"
             why = f"each advantage of {asked} is 0; the mean reward is {values['reward']:g}"
         text = f"Step {step} {what}: {why}"
@@ -544,8 +544,12 @@ def _not_skipped(values: Mapping[str, Any], who: str) -> float:
 
 def _idle(values: Mapping[str, Any]) -> bool:
     """Whether a step had nothing to train on. Rows of earlier versions have no ``updates``."""
-    trained = any(_not_skipped(values, x) or values.get(f"{x}skipped") for x in _TRAINED)
-    return bool(values.get("no_signal")) or not (trained or values.get("updates") is None)
+    return bool(values.get("no_signal")) or not (_trains(values) or values.get("updates") is None)
+
+
+def _trains(values: Mapping[str, Any]) -> bool:
+    """Whether some token of a step trains a model, even if the update was skipped."""
+    return any(_not_skipped(values, who) or values.get(f"{who}skipped") for who in _TRAINED)
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:

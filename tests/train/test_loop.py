@@ -892,8 +892,7 @@ def test_a_run_ends_if_curation_in_the_step_drops_all_groups(tmp_path):
     """The collector's groups take part, so only the step knows that the batch has no signal."""
     curation = jr.stateless(jr.curation.informative_groups)
     recipe = jr.recipes.grpo().replace(name="alike", curation=curation)
-    told = "Step 3 has no signal: each advantage of the 4 groups .* the mean reward is 1"
-    with pytest.raises(TrainingError, match=told):
+    with pytest.raises(TrainingError, match="the recipe trains no token of the 4 groups"):
         train(tiny_run(tmp_path, recipe=recipe, reward=lambda *_: 1.0, steps=9, max_skipped=3))
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3] and rows[0]["reward"] == 1.0
