@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -192,32 +193,78 @@ def plots():
         yield drawn
 
 
+_PARTS = 8  # of the tests that are one of many alike, in the whole suite's run
+
+
 def pytest_addoption(parser):
     """Adds ``--share``."""
     parser.addoption(
         "--share",
-        metavar="K/N",
-        help="of the tests that are one of many alike (marker of_many), the K-th of N parts",
+        metavar="N or K/N",
+        help="of the tests that are one of many alike (marker of_many), the part of N that the "
+        f"commit chooses, or the K-th; 1 runs all. The default is {_PARTS} for the whole suite, "
+        "and 1 for files that are named",
     )
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leaves out tests that are not in the share of ``--share``, wherever they stand."""
-    if (share := config.getoption("share")) is None:
-        return
+def pytest_configure(config):
+    """Reads ``--share`` once: the part, and how many parts there are."""
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    text = config.getoption("share") or (str(_PARTS) if whole else "1")
     try:
-        first, count = map(int, share.split("/"))
+        numbers = [int(x) for x in text.split("/")]
     except ValueError:
-        raise pytest.UsageError(f"--share must be K/N, such as 0/3; got {share!r}.") from None
-    if not 0 <= first < count:
-        raise pytest.UsageError(f"--share K/N needs 0 <= K < N; got {share!r}.")
+        numbers = []
+    if len(numbers) == 1 and numbers[0] > 0:
+        numbers = [_number_of_commit(config.rootpath) % numbers[0], *numbers]
+    if len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
+        raise pytest.UsageError(
+            f"--share must be N or K/N with 0 <= K < N, such as 4 or 0/4; got {text!r}."
+        )
+    config.stash[_SHARE] = tuple(numbers)
 
-    def is_in(item) -> bool:
-        alone = item.get_closest_marker("of_many") is None
-        return alone or zlib.crc32(item.nodeid.encode()) % count == first
 
-    config.hook.pytest_deselected(items=[item for item in items if not is_in(item)])
-    items[:] = filter(is_in, items)
+_SHARE = pytest.StashKey[tuple[int, int]]()
+
+
+def _number_of_commit(root: Path) -> int:
+    """A number of the commit that is checked out; 0 where there is none."""
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return int(run.stdout[:7], 16)
+
+
+def pytest_report_header(config):
+    """Says which share runs."""
+    part, count = config.stash[_SHARE]
+    if count > 1:
+        return f"share: part {part} of {count} of the tests that are one of many alike"
+    return None
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out tests that are not in the share.
+
+    Each function keeps its share, and at least one test, so that N runs see all and each run sees
+    every function.
+    """
+    part, count = config.stash[_SHARE]
+    if count == 1:
+        return
+    alike = {}
+    for item in items:
+        if item.get_closest_marker("of_many") is not None:
+            alike.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    dropped = set()
+    for tests in alike.values():
+        tests.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        parts = min(count, len(tests))
+        dropped |= {item for n, item in enumerate(tests) if n % parts != part % parts}
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_collection_finish():

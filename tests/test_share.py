@@ -1,4 +1,4 @@
-"""``--share K/N`` divides the tests that are one of many alike, and leaves no other test out."""
+"""``--share`` divides the tests that are one of many alike, and leaves no other test out."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,39 +6,59 @@ from types import SimpleNamespace
 import pytest
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
+WHOLE, NAMED = pytest.Config.ArgsSource.TESTPATHS, pytest.Config.ArgsSource.ARGS
 
 
 @pytest.fixture
 def share_of(pytestconfig):
-    """``share_of(share)``: what it keeps of a hundred tests, of which every second is of many."""
+    """``share_of(share)``: the ids that it keeps of 63 tests alike, of 3 others, and of 50 alone."""
     plugins = pytestconfig.pluginmanager.get_plugins()
     (conftest,) = (x for x in plugins if getattr(x, "__file__", None) == str(CONFTEST))
-    return lambda share: names_of(conftest, share)
 
+    def ids_of(share, source=WHOLE):
+        def item(name, marker=None):
+            return SimpleNamespace(nodeid=name, get_closest_marker=lambda _: marker)
 
-def names_of(conftest, share):
-    def item(n):
-        return SimpleNamespace(
-            nodeid=f"test_{n}", get_closest_marker=lambda name: None if n % 2 else name
+        items = [item(f"f.py::test_many[{n}]", "of_many") for n in range(63)]
+        items += [item(f"f.py::test_few[{n}]", "of_many") for n in range(3)]
+        items += [item(f"f.py::test_alone[{n}]") for n in range(50)]
+        items, dropped = [Hashable(**vars(x)) for x in items], []
+        config = SimpleNamespace(
+            args_source=source,
+            getoption=lambda name: share,
+            hook=SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items)),
+            rootpath=CONFTEST.parent,
+            stash=pytest.Stash(),
         )
+        conftest.pytest_configure(config)
+        conftest.pytest_collection_modifyitems(config, every := list(items))
+        assert len(every) + len(dropped) == len(items)
+        return {x.nodeid for x in every}
 
-    items, dropped = [item(n) for n in range(100)], []
-    hook = SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items))
-    config = SimpleNamespace(getoption=lambda name: share, hook=hook)
-    conftest.pytest_collection_modifyitems(config, every := list(items))
-    assert len(every) + len(dropped) == len(items)
-    return {x.nodeid for x in every}
+    return ids_of
+
+
+class Hashable(SimpleNamespace):
+    __hash__ = object.__hash__
 
 
 def test_shares_divide_what_is_one_of_many(share_of):
-    everything, parts = share_of(None), [share_of(f"{k}/3") for k in range(3)]
-    alone = {f"test_{n}" for n in range(1, 100, 2)}
-    assert len(everything) == 100 and set.union(*parts) == everything
+    everything, parts = share_of("1"), [share_of(f"{k}/4") for k in range(4)]
+    alone = {f"f.py::test_alone[{n}]" for n in range(50)}
+    assert len(everything) == 116 and set.union(*parts) == everything
     assert set.intersection(*parts) == alone
-    assert all(50 < len(part) < 80 for part in parts)
+    for part in parts:
+        assert 15 <= sum("many" in x for x in part) <= 16
+        assert sum("few" in x for x in part) == 1
 
 
-@pytest.mark.parametrize("share", ["3/3", "-1/3", "1", "a/b"])
+def test_the_commit_chooses_the_part_of_a_whole_run(share_of):
+    assert share_of("4") in [share_of(f"{k}/4") for k in range(4)]
+    assert share_of(None) in [share_of(f"{k}/8") for k in range(8)]
+    assert share_of(None, NAMED) == share_of("1")
+
+
+@pytest.mark.parametrize("share", ["3/3", "-1/3", "0", "-2", "a/b", "1/2/3", "/"])
 def test_a_share_that_makes_no_sense_is_refused(share_of, share):
     with pytest.raises(pytest.UsageError, match="--share"):
         share_of(share)

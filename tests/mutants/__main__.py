@@ -1,16 +1,17 @@
 """Plants one-line faults in a copy of the library, and tells which tests see each.
 
-    python -m tests.mutants --jobs 2 --save
-    python -m tests.mutants --only 17 --only 42
+    python -m tests.mutants --reach reach.json --jobs 2
+    python -m tests.mutants --reach reach.json --jobs 2 --save
+    python -m tests.mutants --reach reach.json --only 17 --only 42
 
-Each row of table.json is one mutant: a line of the library before and after. It meets at most 12
-files of tests: those of the mirrored folder that bear the name of the file or mention the function,
-then others that mention it or bear the name of a file that imports it; without any, all of the
-mirrored folder. It is caught by README's command (the tests that are not slow), by the slow tests
-of these files, or by none of both, which another file may still see. A test process that crashes
-counts as a catch; one that reaches its limit of time is "no answer". With ``--save``
-the results are written to benchmarks/results/mutants.json after each mutant; ``--missing`` plants
-only those without a result, so a table may be made in pieces.
+Each row of table.json is one mutant: a line of the library before and after. The first command runs
+the whole suite once and writes which tests reach which line (`reach.py`); the others find the file
+and plant the mutants. A mutant meets the tests that reach it, quickest first, of README's command
+and then of the slow ones; of each, as many as take `--seconds` in all, and those of the mirrored
+folder before others. It is caught by README's command, by the slow tests, or by none; a process
+that crashes or hangs counts as a catch. With `--save` the results are written to
+benchmarks/results/mutants.json after each mutant; `--missing` plants only those without a result,
+so a table may be made in pieces.
 """
 
 import argparse
@@ -25,11 +26,13 @@ import threading
 import time
 from pathlib import Path
 
+from tests.mutants import reach
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
-_MOST = 12  # files of tests that a mutant meets
-_SECONDS = 1800.0
+_FIRST = 30  # tests that a mutant meets before the others, in a process of their own
+_EACH = 0.05  # seconds that a test costs beside its own
 _CAUGHT = "README's command"
 _write = threading.Lock()
 
@@ -39,76 +42,83 @@ def table() -> list[dict[str, str]]:
     return json.loads((HERE / "table.json").read_text(encoding="utf-8"))
 
 
-def planted(source: str, row: dict[str, str]) -> str:
-    """The source of a file with a mutant in it.
+def line_of(source: str, row: dict[str, str]) -> int:
+    """The line of a mutant, counted from 1.
 
     Raises:
       ValueError: If the line is not in the function, so that the row is out of date.
     """
-    lines = source.splitlines(keepends=True)
+    lines = source.splitlines()
     starts = [n for n, line in enumerate(lines) if re.match(rf"\s*def {row['function']}\(", line)]
     for start in starts:
         for n in range(start, len(lines)):
             if lines[n].strip() == row["before"]:
-                lines[n] = lines[n].replace(row["before"], row["after"])
-                return "".join(lines)
+                return n + 1
     raise ValueError(f"{row['path']}: {row['function']} has no line {row['before']!r}")
 
 
-def tests_near(row: dict[str, str], root: Path = ROOT) -> list[str]:
-    """The files of tests that a mutant meets, the likeliest first."""
-    parts = Path(row["path"]).with_suffix("").parts
-    stem, mirror = parts[-1].strip("_"), f"tests/{parts[1]}/"
-    name = re.compile(rf"\b{re.escape(row['function'])}\b")
-    imported = re.compile(rf"from {re.escape('.'.join(parts))} import")
-    callers = {
-        f"test_{path.stem.strip('_')}"
-        for path in (root / "jaxrl_llm").rglob("*.py")
-        if imported.search(path.read_text(encoding="utf-8"))
-    }
-    ranked = []
-    for path in sorted((root / "tests").rglob("test_*.py")):
-        text, place = path.read_text(encoding="utf-8"), str(path.relative_to(root))
-        named = not row["function"].startswith("__") and name.search(text) is not None
-        titled, here = path.stem == f"test_{stem}", place.startswith(mirror)
-        about = re.search(rf"\b{stem}\b", text) is not None
-        if titled or named or (here and about) or path.stem in callers:
-            ranked.append((-4 * titled - 2 * here - named, place))
-    return [place for _, place in sorted(ranked)[:_MOST]]
+def planted(source: str, row: dict[str, str]) -> str:
+    """The source of a file with a mutant in it."""
+    lines, n = source.splitlines(keepends=True), line_of(source, row) - 1
+    lines[n] = lines[n].replace(row["before"], row["after"])
+    return "".join(lines)
 
 
-def _passes(folder: Path, tests: list[str], marker: str) -> bool | None:
-    """Whether the tests pass with the mutant; none that run is a pass, and no answer None."""
+def batches(row: dict[str, str], number: int, known: dict, limit: float) -> list[list[str]]:
+    """The tests that a mutant meets, README's command's and then the slow ones, quickest first."""
+    slow, seconds = set(known["slow"]), known["seconds"]
+    mirror = f"tests/{Path(row['path']).with_suffix('').parts[1]}"
+    found = []
+    for wanted in (False, True):
+        names = [x for x in known["reach"].get(str(number), []) if (x in slow) is wanted]
+        names.sort(key=lambda x: (seconds[x] > 1, not x.startswith(mirror), seconds[x]))
+        total, kept = 0.0, []
+        for name in names:
+            total += seconds[name] + _EACH
+            if kept and total > limit:
+                break
+            kept.append(name)
+        found.append(kept)
+    return found
+
+
+def _passes(folder: Path, tests: list[str], slow: bool, limit: float) -> bool:
+    """Whether the tests pass with the mutant, the quickest in a process of their own."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    try:
-        run = subprocess.run(
-            [*command, "-m", marker, *tests],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            timeout=_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    return run.returncode in (0, 5)  # 5: none was selected
+    for names in (tests[:_FIRST], tests[_FIRST:]):
+        if not names:
+            continue
+        list_of_tests = folder / "tests_of_mutant.txt"
+        list_of_tests.write_text("\n".join(names))
+        try:
+            run = subprocess.run(
+                [*command, "-m", "slow" if slow else "not slow", f"@{list_of_tests}"],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                timeout=10 * limit + 300,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        if run.returncode not in (0, 5):  # 5: none was selected
+            return False
+    return True
 
 
-def caught_by(row: dict[str, str], folder: Path) -> str:
+def caught_by(
+    row: dict[str, str], folder: Path, tests: tuple[list[str], list[str]], limit: float
+) -> str:
     """The share of the tests that sees a mutant: README's command, the slow tests, or none."""
     path = folder / row["path"]
     source = path.read_text(encoding="utf-8")
     path.write_text(planted(source, row), encoding="utf-8")
-    mirror = f"tests/{Path(row['path']).with_suffix('').parts[1]}"
-    mirrored = [mirror] if (folder / mirror).is_dir() else []
     try:
-        tests = tests_near(row, folder) or mirrored
-        for marker, share in (("not slow", _CAUGHT), ("slow", "slow tests")):
-            passes = _passes(folder, tests, marker) if tests else True
-            if not passes:
-                return "no answer" if passes is None else share
+        for slow, share in ((False, _CAUGHT), (True, "slow tests")):
+            if tests[slow] and not _passes(folder, tests[slow], slow, limit):
+                return share
         return "none"
     finally:
         path.write_text(source, encoding="utf-8")
@@ -128,10 +138,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, action="append", help="the number of a mutant")
     parser.add_argument("--missing", action="store_true", help="those without a saved result")
+    parser.add_argument("--reach", type=Path, required=True, help="written if it does not exist")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of the tests of a mutant")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     rows = table()
+    if not options.reach.exists():
+        lines = [(x["path"], line_of((ROOT / x["path"]).read_text(), x)) for x in rows]
+        with tempfile.TemporaryDirectory(prefix="jaxrl_llm-mutants-") as top:
+            copy_of_checkout(Path(top))
+            found = reach.run(Path(top), lines, options.jobs)
+        options.reach.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        return
+    known = reach.load(options.reach)
     saved = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     results = {(r["path"], r["before"], r["after"]): r for r in saved}
     numbers = range(len(rows)) if options.only is None else options.only
@@ -150,15 +170,16 @@ def main() -> None:
             local.folder = Path(tempfile.mkdtemp(dir=top))
             copy_of_checkout(local.folder)
         began = time.monotonic()
-        share = caught_by(rows[number], local.folder)
+        tests = batches(rows[number], number, known, options.seconds)
+        share = caught_by(rows[number], local.folder, tests, options.seconds)
         seconds = round(time.monotonic() - began, 1)
         print(f"{number:4} {share:17} {seconds:6} s  {rows[number]['path']}", flush=True)
         with _write:
             result = {**rows[number], "caught_by": share, "seconds": seconds, "commit": commit}
             results[key(rows[number])] = result
             if options.save:
-                known = [results[key(row)] for row in rows if key(row) in results]
-                RESULTS.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+                told = [results[key(row)] for row in rows if key(row) in results]
+                RESULTS.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
 
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_llm-mutants-") as top,
