@@ -11,7 +11,7 @@ WHOLE, NAMED = pytest.Config.ArgsSource.TESTPATHS, pytest.Config.ArgsSource.ARGS
 
 @pytest.fixture
 def share_of(pytestconfig):
-    """``share_of(share)``: the ids that it keeps of 63 tests alike, of 3 others, and of 50 alone."""
+    """``share_of(share)``: the ids kept of 63 tests alike, of 3 others, and of 50 alone."""
     plugins = pytestconfig.pluginmanager.get_plugins()
     (conftest,) = (x for x in plugins if getattr(x, "__file__", None) == str(CONFTEST))
 
