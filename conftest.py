@@ -1,10 +1,12 @@
 """Settings of tests and doctests: eight fake devices, fast and cached compilation, no network."""
 
+import atexit
 import contextlib
 import dataclasses
 import functools
 import gc
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +40,36 @@ if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     if version("jaxlib").startswith("0.10."):
         _FLAGS = os.environ.get("XLA_FLAGS", "").split()
         os.environ["XLA_FLAGS"] = " ".join([*_FLAGS, *(x for x in _QUICK if x not in _FLAGS)])
+
+
+def _tracked_results(root: Path) -> Path | None:
+    """A folder with the benchmarks' results as git tracks them, if those of the checkout differ.
+
+    Tests compare the pages with results, and who only measured something has not changed a page.
+    """
+    git = ["git", "-C", str(root)]
+    changed = [*git, "status", "--porcelain", "--untracked-files=all", "benchmarks/results"]
+    try:
+        run = subprocess.run(changed, capture_output=True, text=True, check=True)
+        # The second letter is of the checkout beside the index.
+        if all(line[1] == " " for line in run.stdout.splitlines()):
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="jaxrl_llm-results-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        names = subprocess.check_output([*git, "ls-files", "-z", "benchmarks/results"])
+        subprocess.run(
+            [*git, "checkout-index", "-z", "--stdin", f"--prefix={folder}/"],
+            input=names,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):  # not a checkout
+        return None
+    return folder / "benchmarks" / "results"
+
+
+if "JAXRL_LLM_RESULTS" not in os.environ:  # which the processes of xdist have from their parent
+    if (_folder := _tracked_results(Path(__file__).parent)) is not None:
+        os.environ["JAXRL_LLM_RESULTS"] = str(_folder)
 
 import pytest  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402

@@ -54,7 +54,8 @@ def _curves(result: Mapping[str, Any]) -> str:
         for run in runs
     ]
     means = " ".join(_against(targets, name) for name in targets if name != "quickstart")
-    picture = f"![Held-out accuracy by minutes](../{CURVES.relative_to(ROOT).as_posix()})"
+    image = CURVES.relative_to(RESULTS.parents[1]).as_posix()
+    picture = f"![Held-out accuracy by minutes](../{image})"
     return "\n\n".join((pages.table(title, RUN_COLUMNS, rows), means, picture))
 
 

@@ -149,7 +149,7 @@ def _task(result: Mapping[str, Any]) -> list[str]:
     )
     rows = [_row(name, runs, result["devices"]) for name, runs in recipes.items()]
     failed = [f"`{x['recipe']}` on seed {x['seed']}" for x in result["runs"] if "failed" in x]
-    image = picture(result).relative_to(ROOT).as_posix()
+    image = picture(result).relative_to(RESULTS.parents[1]).as_posix()
     parts = [pages.table(title, COLUMNS, rows), f"![Curves of the task {task}](../{image})"]
     return parts + ([f"Ended with an error: {', '.join(failed)}."] if failed else [])
 

@@ -107,7 +107,7 @@ def results(folder: Path = RESULTS) -> str:
             "([breakdown](docs/training.md#measured))."
         )
     if (folder / CURVE.name).is_file():
-        parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")
+        parts.append(f"![Reward of a run]({CURVE.relative_to(RESULTS.parents[1]).as_posix()})")
     measured = [r for r in found if r["name"].startswith(("sampler", "train_step"))]
     if measured:
         header = ("workload", "model", "device", "unit", "ours", "transformers", "tunix")

@@ -1,5 +1,6 @@
-"""``--share`` divides the tests that are one of many alike, and leaves no other test out."""
+"""What conftest.py does: ``--share`` divides tests that are alike, and pages meet tracked results."""
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,10 +11,15 @@ WHOLE, NAMED = pytest.Config.ArgsSource.TESTPATHS, pytest.Config.ArgsSource.ARGS
 
 
 @pytest.fixture
-def share_of(pytestconfig):
-    """``share_of(share)``: the ids kept of 63 tests alike, of 3 others, and of 50 alone."""
+def conftest(pytestconfig):
     plugins = pytestconfig.pluginmanager.get_plugins()
-    (conftest,) = (x for x in plugins if getattr(x, "__file__", None) == str(CONFTEST))
+    (found,) = (x for x in plugins if getattr(x, "__file__", None) == str(CONFTEST))
+    return found
+
+
+@pytest.fixture
+def share_of(conftest):
+    """``share_of(share)``: the ids kept of 63 tests alike, of 3 others, and of 50 alone."""
 
     def ids_of(share, source=WHOLE):
         def item(name, marker=None):
@@ -62,3 +68,24 @@ def test_the_commit_chooses_the_part_of_a_whole_run(share_of):
 def test_a_share_that_makes_no_sense_is_refused(share_of, share):
     with pytest.raises(pytest.UsageError, match="--share"):
         share_of(share)
+
+
+def test_a_saved_result_that_git_does_not_track_changes_no_page(conftest, tmp_path):
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    assert conftest._tracked_results(tmp_path) is None  # no checkout
+    git("init")
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (results / "speed.json").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "a result")
+    assert conftest._tracked_results(tmp_path) is None
+    (results / "speed.json").write_text("2")
+    (results / "other.json").write_text("3")
+    tracked = conftest._tracked_results(tmp_path)
+    assert {x.name: x.read_text() for x in tracked.iterdir()} == {"speed.json": "1"}
+    git("add", ".")  # as whoever changes a page does before the tests
+    assert conftest._tracked_results(tmp_path) is None
