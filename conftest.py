@@ -67,9 +67,9 @@ def _tracked_results(root: Path) -> Path | None:
     return folder / "benchmarks" / "results"
 
 
-if "JAXRL_LLM_RESULTS" not in os.environ:  # which the processes of xdist have from their parent
-    if (_folder := _tracked_results(Path(__file__).parent)) is not None:
-        os.environ["JAXRL_LLM_RESULTS"] = str(_folder)
+# The processes of xdist have the variable from their parent; an empty one stands for the checkout.
+if "JAXRL_LLM_RESULTS" not in os.environ:
+    os.environ["JAXRL_LLM_RESULTS"] = str(_tracked_results(Path(__file__).parent) or "")
 
 import pytest  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402

@@ -1,4 +1,4 @@
-"""What conftest.py does: ``--share`` divides tests that are alike, and pages meet tracked results."""
+"""``--share`` divides the tests that are alike; pages are compared with results that git tracks."""
 
 import subprocess
 from pathlib import Path
