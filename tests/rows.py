@@ -1,4 +1,4 @@
-"""``each``: one test for all rows of a table, where a row is data and not a program."""
+"""``for_each``: one test for all rows of a table, where a row is data and not a program."""
 
 import functools
 import inspect
@@ -10,7 +10,7 @@ from _pytest.mark import ParameterSet
 _SHOWN = 60  # characters of a value in the name of a row
 
 
-def each(names: str | Sequence[str], rows: Iterable[Any], *, ids: Any = None) -> Callable:
+def for_each(names: str | Sequence[str], rows: Iterable[Any], *, ids: Any = None) -> Callable:
     """``pytest.mark.parametrize`` in one test: all rows run, and each that fails is reported.
 
     A test costs some milliseconds and a line of the collection, which thousands of small rows do
@@ -28,7 +28,9 @@ def each(names: str | Sequence[str], rows: Iterable[Any], *, ids: Any = None) ->
     table = [_row(row, single) for row in rows]
     for values, _ in table:
         if len(values) != len(names):
-            raise ValueError(f"each: {len(values)} values for the names {list(names)}: {values!r}")
+            raise ValueError(
+                f"for_each: {len(values)} values for the names {list(names)}: {values!r}"
+            )
     if ids is not None and not callable(ids):
         table = [(values, name) for (values, _), name in zip(table, ids, strict=True)]
 
@@ -58,7 +60,7 @@ def _row(row: Any, single: bool) -> tuple[tuple[Any, ...], str | None]:
     """The values of a row, and its name if ``pytest.param`` gives it one."""
     if isinstance(row, ParameterSet):
         if row.marks:
-            raise ValueError(f"each: a row has no marks of its own: {row!r}")
+            raise ValueError(f"for_each: a row has no marks of its own: {row!r}")
         return tuple(row.values), row.id
     return ((row,) if single else tuple(row)), None
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm import aggregate, bind
 from jaxrl_llm.core import traits_of
@@ -48,7 +49,7 @@ def total(name, loss, mask):
     return float(aggregate.weighted_sum(loss, ALL[name](mask)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "expected", "with_empty_row"),
     [
         ("token_mean", 4.0, 4.0),
@@ -103,7 +104,7 @@ def test_the_two_means_of_a_guide_and_the_policy():
     assert float(aggregate.weighted_sum(LOSS, weights)) == 6.25
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"mu": 1.5}, ValueError, r"guided_token_mean: mu must be in \[0, 1\]; got 1.5"),
@@ -158,7 +159,7 @@ def test_an_empty_batch_weighs_nothing_and_has_a_finite_gradient(name):
 
 
 @every
-@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf])
+@for_each("junk", [1e4, np.nan, np.inf])
 def test_masked_losses_are_never_read_in_value_or_gradient(name, junk):
     weights = ALL[name](MASK)
     dirty = jnp.where(MASK, LOSS, junk)
@@ -176,7 +177,7 @@ def test_a_kept_nan_is_not_hidden():
 
 
 @every
-@pytest.mark.parametrize("parts", [2, 4])
+@for_each("parts", [2, 4])
 def test_parts_of_a_batch_add_up(name, parts):
     mask = jnp.arange(6) < jnp.array([6, 1, 3, 0, 2, 5, 1, 4])[:, None]
     loss = jax.random.normal(jax.random.key(2), mask.shape)
@@ -221,7 +222,7 @@ def test_jit_equals_eager(name):
     np.testing.assert_allclose(jax.jit(ALL[name])(MASK), ALL[name](MASK), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sequence_sum_norm", "fixed_length"])
+@for_each("name", ["sequence_sum_norm", "fixed_length"])
 def test_bad_length(name):
     function = getattr(aggregate, name)
     for length in (0, -1, float("nan")):

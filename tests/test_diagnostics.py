@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import diagnostics, surrogates
 from jaxrl_llm.advantages import grpo
@@ -64,7 +65,7 @@ def test_dual_clip_fraction_counts_what_leaves_the_gradient():
     assert float(diagnostics.dual_clip_fraction(*arrays, dual_clip=3.0)) == pytest.approx(1 / 5)
 
 
-@pytest.mark.parametrize("dual_clip", [1.1, 1.4])
+@for_each("dual_clip", [1.1, 1.4])
 def test_both_fractions_are_the_share_without_a_gradient(dual_clip):
     arrays = (jnp.asarray(OLD), jnp.asarray(ADVANTAGES), jnp.asarray(MASK))
     gradient = jax.grad(lambda x: surrogates.ppo_clip(x, *arrays, dual_clip=dual_clip).sum())(LOGP)
@@ -90,7 +91,7 @@ def test_both_fractions_of_sequences_are_the_share_without_a_gradient(tokens):
     assert float(clipped + bounded) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("tokens", [False, True])
+@for_each("tokens", [False, True])
 def test_clip_fraction_of_sequences(tokens):
     """Of non-empty sequences, by the ratio that GSPO clips."""
     advantages = RNG.normal(size=SHAPE).astype(np.float32) if tokens else ADVANTAGES
@@ -113,7 +114,7 @@ def test_ratios_beyond_the_clamp_stay_finite():
     assert np.isfinite(kl)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("estimator", "expected"),
     [
         ("k1", np.mean(-D)),
@@ -126,7 +127,7 @@ def test_approx_kl_equals_the_reference(estimator, expected):
     assert float(ours) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@for_each("estimator", ["k1", "k3"])
 def test_approx_kl_is_unbiased(estimator):
     # Repeat each token of a vocabulary as often as the old policy samples it: the mean is exact.
     old, new = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.4, 0.2])
@@ -159,7 +160,7 @@ def test_effective_sample_size_worked_number():
     assert float(share) == pytest.approx(2.647059 / 4, rel=1e-6)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@for_each("level", ["token", "sequence"])
 def test_effective_sample_size_equals_the_reference(level):
     d = np.where(MASK, LOGP.astype(np.float64) - OLD, 0.0)
     w = np.exp(d)[MASK] if level == "token" else np.exp(d.sum(-1))[MASK.any(-1)]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.core.support import Support, pack_bits
@@ -112,7 +113,7 @@ def test_equals_the_plain_form_in_float64():
             np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf])
+@for_each("junk", [1e4, np.nan, np.inf])
 def test_masked_tokens_are_never_read(junk):
     hidden, matrix, targets = _data()
     mask = np.ones(targets.shape, bool)
@@ -158,7 +159,7 @@ def _largest(jaxpr):
     return largest
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tokens", "width", "words"),
     [
         (4096, 1024, 2368),  # 64 tokens' worth, in sixteen stripes
@@ -216,7 +217,7 @@ def test_compiled_memory_is_a_twentieth_of_the_logits():
     assert _temporary(4096, 151936, 1024) < 4096 * 151936 * 4 / 20
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "error", "message"),
     [
         ({"targets": np.zeros((2, 4), int)}, ValueError, r"targets must have shape \(2, 5\)"),
@@ -299,7 +300,7 @@ def test_gradient_over_a_support_against_finite_differences(cap):
         jax.test_util.check_grads(loss, (hidden, matrix), order=1, modes=["rev"], eps=1e-6)
 
 
-@pytest.mark.parametrize("form", ["ids", "bits"])
+@for_each("form", ["ids", "bits"])
 def test_masked_supports_are_never_read_and_empty_ones_keep_all(form):
     hidden, matrix, targets = _data()
     mask = np.ones(targets.shape, bool)
@@ -590,7 +591,7 @@ def test_compiled_memory_of_statistics_follows_the_chunk(backward):
     assert temporary(32) < tokens * vocab * 4 / 4 < temporary(tokens)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "error", "message"),
     [
         ({"targets": np.zeros((2, 4), int)}, ValueError, r"targets must have shape \(2, 5\)"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from rows import for_each
 
 LIMIT = 120
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,7 +18,7 @@ def test_there_are_notebooks():
     assert FAST in [path.stem for path in NOTEBOOKS]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@for_each("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_stored_without_outputs_and_with_headings_that_render(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rows import for_each
 
 import jaxrl_llm
 
@@ -76,7 +77,7 @@ def test_layer_one_loads_nothing_heavy():
     assert not HEAVY & set(_run(code).split())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("namespace", "names"),
     [
         ("advantages", "ACTION SUBGOAL SWITCH"),
@@ -161,7 +162,7 @@ def test_every_place_has_the_same_version():
     assert newest is not None and newest[1] == version
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_source_file(path):
     """Short enough to read; no bare assert; prints only at the command line."""
     text = path.read_text()
@@ -208,7 +209,7 @@ assert {"advantages", "recipes", "train", "bind"} <= set(before) and "importlib"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("path", LAZY, ids=lambda path: path.parent.name)
+@for_each("path", LAZY, ids=lambda path: path.parent.name)
 def test_the_stub_of_a_lazy_package_names_what_it_loads(path):
     """Editors and type checkers read the stub, since they do not run ``__getattr__``."""
     package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))

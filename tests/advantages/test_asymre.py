@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import aggregate
 from jaxrl_llm.advantages import asymre, dr_grpo
@@ -24,7 +25,7 @@ def test_worked_numbers():
     assert asymre(jnp.array([7.0]), shift=-0.25).tolist() == [0.25]
 
 
-@pytest.mark.parametrize("shift", [-0.1, 0.0, 0.4])
+@for_each("shift", [-0.1, 0.0, 0.4])
 def test_equals_the_float64_reference(shift):
     expected = np.zeros(REWARDS.shape)
     for row, keep, out in zip(np.float64(REWARDS), WHERE, expected, strict=True):

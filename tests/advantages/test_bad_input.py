@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm.advantages as adv
 from jaxrl_llm import aggregate, curation, regularizers
@@ -569,13 +570,13 @@ BAD_TYPES = {
 }
 
 
-@pytest.mark.parametrize("message", BAD_VALUES)
+@for_each("message", BAD_VALUES)
 def test_a_bad_value(message):
     with pytest.raises(ValueError, match=message):
         BAD_VALUES[message]()
 
 
-@pytest.mark.parametrize("message", BAD_TYPES)
+@for_each("message", BAD_TYPES)
 def test_a_bad_type(message):
     with pytest.raises(TypeError, match=message):
         BAD_TYPES[message]()
@@ -600,18 +601,18 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "error"),
     [(True, TypeError), (1e30, ValueError), (float("inf"), ValueError), ("1", TypeError)],
 )
-@pytest.mark.parametrize("name", OPTIONS)
+@for_each("name", OPTIONS)
 def test_options(name, value, error):
     with pytest.raises(error, match=f"^{name} must "):
         OPTIONS[name](value)
 
 
-@pytest.mark.parametrize("dtype", [object, str])
-@pytest.mark.parametrize("name", ARRAYS)
+@for_each("dtype", [object, str])
+@for_each("name", ARRAYS)
 def test_arrays_without_numbers(name, dtype):
     with pytest.raises(TypeError, match=f"^{name} must hold numbers; got an array of"):
         ARRAYS[name](np.ones((2, 3)).astype(dtype))

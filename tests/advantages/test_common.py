@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import (
     dr_grpo,
@@ -151,7 +152,7 @@ def test_padding_a_ragged_group_changes_nothing(name):
 
 
 @everyone
-@pytest.mark.parametrize("size", [3, 12])
+@for_each("size", [3, 12])
 def test_equal_rewards_give_exactly_zero_and_a_finite_gradient(name, size):
     weights = jnp.arange(2.0 * size).reshape(2, size)
 
@@ -208,7 +209,7 @@ def test_a_kept_nan_is_not_hidden(name):
     assert np.isnan(out).any()
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@for_each("name", ["grpo", "dr_grpo", "rloo"])
 def test_bad_input_names_function_argument_and_shapes(name):
     function = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}[name]
     rewards = jnp.ones((2, 3))
@@ -226,7 +227,7 @@ def test_bad_input_names_function_argument_and_shapes(name):
         function(rewards, jnp.ones((2, 3), bool))
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@for_each("name", ["grpo", "dr_grpo", "rloo"])
 def test_a_raw_singleton_moves_no_other_group(name):
     function = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}[name]
     rewards = jnp.array([[1.0, 0.0, 0.0], [4.0, 9.0, 9.0]])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import prefix_weighted, rlsd, span_advantages, teacher_advantages
 
@@ -15,7 +16,7 @@ OLD, TEACHER = (np.where(MASK, -RNG.gamma(2.0, 0.5, MASK.shape), np.nan) for _ i
 BEFORE = RNG.normal(size=3)
 
 
-@pytest.mark.parametrize(("discount", "normalize"), [(0.0, False), (0.7, False), (1.0, True)])
+@for_each(("discount", "normalize"), [(0.0, False), (0.7, False), (1.0, True)])
 def test_sums_of_the_rest(discount, normalize):
     out = jax.jit(
         lambda *x: teacher_advantages(
@@ -83,7 +84,7 @@ def test_prefix_weights():
     np.testing.assert_array_equal(same, np.where(MASK, advantages, 0.0).astype(np.float32))
 
 
-@pytest.mark.parametrize("negative_only", [False, True])
+@for_each("negative_only", [False, True])
 def test_a_teacher_weighs_what_speaks_for_the_reward(negative_only):
     signed = np.array([2.0, -3.0, 1.0])
     out = rlsd(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import advantages as adv
 from jaxrl_llm.surrogates import hapo
@@ -44,8 +45,8 @@ def numpy_signal(entropy, mask, quantile):
     return np.where(z > 0, z / max(z.max(), 1e-8), z / max(-z.min(), 1e-8))
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("seed", range(3))
+@for_each("quantile", [0.0, 0.5, 0.8, 1.0])
+@for_each("seed", range(3))
 def test_the_signal_equals_float64(quantile, seed):
     rng = np.random.default_rng(seed)
     entropy = rng.exponential(0.5, (2, 3, 4)).astype(np.float32)
@@ -157,7 +158,7 @@ def test_factors_have_the_mean_one_unless_a_floor_raises_them():
         np.testing.assert_allclose(factors.mean(), mean, rtol=1e-5)
 
 
-@pytest.mark.parametrize("junk", JUNK)
+@for_each("junk", JUNK)
 def test_dropped_rollouts_and_tokens_are_not_read(junk):
     mask = jnp.array([[True, False], [True, True], [True, True]])
     entropy = jnp.array([[0.2, junk], [0.4, 0.8], [junk, junk]])
@@ -172,7 +173,7 @@ def test_dropped_rollouts_and_tokens_are_not_read(junk):
 # --- bad input -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import (
     dr_grpo,
@@ -52,22 +53,22 @@ def right(values):
     return lambda probabilities: float(probabilities @ (values > 0.5))
 
 
-@pytest.mark.parametrize("values", [*BINARY, LEVELS])
+@for_each("values", [*BINARY, LEVELS])
 def test_leaving_one_out_is_unbiased_and_the_group_mean_shrinks(values):
     want = gradient(lambda p: p @ values)
     np.testing.assert_allclose(expectation(rloo, values), want, atol=1e-6)
     np.testing.assert_allclose(expectation(dr_grpo, values), want * (N - 1) / N, atol=1e-6)
 
 
-@pytest.mark.parametrize("values", BINARY)
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@for_each("values", BINARY)
+@for_each("k", [1, 2, 3, 4])
 def test_pkpo_is_the_gradient_of_pass_at_k_over_k(values, k):
     p = right(values)
     want = gradient(lambda probabilities: (1 - (1 - p(probabilities)) ** k) / k)
     np.testing.assert_allclose(expectation(lambda r: pkpo(r, k=k), values), want, atol=1e-6)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@for_each("k", [1, 2, 3, 4])
 def test_pkpo_is_the_gradient_of_the_expected_maximum_over_k(k):
     levels = np.asarray(LEVELS, np.float64)
     order = np.argsort(levels)
@@ -102,8 +103,8 @@ def test_the_bias_of_the_specification():
     assert totals[True] == pytest.approx(0.80, abs=1e-6)
 
 
-@pytest.mark.parametrize("values", BINARY)
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@for_each("values", BINARY)
+@for_each("order", [1, 2, 3, 4])
 def test_the_series_of_the_log_probability(values, order):
     p = right(values)
     want = gradient(
@@ -113,7 +114,7 @@ def test_the_series_of_the_log_probability(values, order):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-@pytest.mark.parametrize("values", BINARY)
+@for_each("values", BINARY)
 def test_maxrl_is_the_series_with_one_term_less_than_rollouts(values):
     p = right(values)
     want = gradient(
@@ -123,7 +124,7 @@ def test_maxrl_is_the_series_with_one_term_less_than_rollouts(values):
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-@pytest.mark.parametrize("values", [*BINARY, LEVELS])
+@for_each("values", [*BINARY, LEVELS])
 def test_the_lead_of_the_best_is_the_gradient_of_the_expected_best(values):
     def best(probabilities):
         return probabilities[ARMS].prod(-1) @ values[ARMS].max(-1)

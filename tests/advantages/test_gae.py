@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
@@ -48,8 +49,8 @@ def reference(token_rewards, values, mask, gamma, lam, bootstrap=None):
     return out
 
 
-@pytest.mark.parametrize("bootstrapped", [False, True])
-@pytest.mark.parametrize(
+@for_each("bootstrapped", [False, True])
+@for_each(
     ("kl_coef", "gamma", "lam"), [(0.0, 1.0, 0.95), (0.2, 0.9, 0.5), (0.1, 1.0, 0.0), (0, 1, 1)]
 )
 def test_equals_the_float64_reference(kl_coef, gamma, lam, bootstrapped):
@@ -69,7 +70,7 @@ def test_equals_the_float64_reference(kl_coef, gamma, lam, bootstrapped):
     )
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.3, 2.0])
+@for_each("alpha", [0.05, 0.3, 2.0])
 def test_lambda_grows_with_the_length_of_the_response(alpha):
     rewards, values, mask, *_ = data(6)
     token_rewards = np.asarray(terminal_rewards(rewards, mask))
@@ -191,7 +192,7 @@ def test_empty_rollouts_and_batches():
 X, MASK = jnp.ones((2, 3)), jnp.ones((2, 3), bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "match", "arrays", "options"),
     [
         (ValueError, r"mask \(2, 3\).*values|values \(2, 2\)", (X, jnp.ones((2, 2)), MASK), {}),
@@ -206,7 +207,7 @@ X, MASK = jnp.ones((2, 3)), jnp.ones((2, 3), bool)
         ),
     ],
 )
-@pytest.mark.parametrize("function", [gae, gae_returns, length_adaptive_gae])
+@for_each("function", [gae, gae_returns, length_adaptive_gae])
 def test_bad_input(function, error, match, arrays, options):
     if function is length_adaptive_gae and "lam" in options:
         options, match = {"alpha": 0.0}, "alpha must be above 0"

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm import aggregate
 from jaxrl_llm.advantages import dr_grpo, gpg, informative_share
@@ -80,8 +80,8 @@ def test_the_gradient_is_that_of_the_informative_groups_alone():
     assert not both[1].any()
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1000.1])
-@pytest.mark.parametrize("mode", ["informative", "nonzero_reward"])
+@for_each("value", [0.0, 0.1, 1000.1])
+@for_each("mode", ["informative", "nonzero_reward"])
 def test_a_batch_without_signal_is_exactly_zero(value, mode):
     rewards = jnp.full((2, 3), value)
     out, gradient = jax.value_and_grad(lambda r: gpg(r, mode=mode).sum())(rewards)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec
+from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, grpo, grpo_split, rloo
 
@@ -41,7 +42,7 @@ def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton
     return out
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rewards", "options", "expected"),
     [
         ([1, 0, 0, 1], {}, [0.866024, -0.866024, -0.866024, 0.866024]),
@@ -86,10 +87,10 @@ def other_baselines(rewards, where, baseline, ddof, eps, singleton, scale="group
     return out
 
 
-@pytest.mark.parametrize("baseline", ["batch", "leave_one_out", "batch_leave_one_out", "zero"])
-@pytest.mark.parametrize("scale", ["group", "batch"])
-@pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("singleton", ["zero", "raw"])
+@for_each("baseline", ["batch", "leave_one_out", "batch_leave_one_out", "zero"])
+@for_each("scale", ["group", "batch"])
+@for_each("ddof", [0, 1])
+@for_each("singleton", ["zero", "raw"])
 def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, singleton):
     rng = np.random.default_rng(1)
     rewards = rng.normal(size=(3, 5, 6)).astype(np.float32)
@@ -136,10 +137,10 @@ def test_worked_numbers_of_other_baselines(rewards, options, expected):
     assert np.isfinite(slope).all()
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-@pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("singleton", ["zero", "raw"])
-@pytest.mark.parametrize("masked", [False, True])
+@for_each("scale", ["group", "batch", "none"])
+@for_each("ddof", [0, 1])
+@for_each("singleton", ["zero", "raw"])
+@for_each("masked", [False, True])
 def test_equals_the_float64_reference(scale, ddof, singleton, masked):
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=(3, 5, 6)).astype(np.float32)
@@ -236,7 +237,7 @@ def test_dr_grpo_equals_the_float64_reference_with_dropped_rollouts():
     np.testing.assert_allclose(dr_grpo(jnp.asarray(rewards), where=where), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("kept", [2, 3, 7])
+@for_each("kept", [2, 3, 7])
 def test_dr_grpo_is_rloo_times_n_minus_one_over_n(kept):
     rewards = jax.random.normal(jax.random.key(kept), (3, 7))
     where = jnp.broadcast_to(jnp.arange(7) < kept, (3, 7))
@@ -285,7 +286,7 @@ def test_rloo_tends_to_dr_grpo_in_a_large_group():
     np.testing.assert_allclose(rloo(rewards), dr_grpo(rewards), rtol=1e-3)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@for_each("size", [2, 3])
 def test_rloo_the_policy_gradient_is_unbiased_on_a_three_armed_bandit(size):
     # Every possible group of a softmax policy, each with its probability: the expectation is exact.
     theta = np.array([0.3, -0.2, 0.5])
@@ -350,7 +351,7 @@ def test_grpo_split_without_a_guide_it_is_dr_grpo(rewards, where):
     )
 
 
-@pytest.mark.parametrize("value", [0.1, 1.1, -3.3])
+@for_each("value", [0.1, 1.1, -3.3])
 def test_grpo_split_rollouts_of_the_policy_that_agree_get_exactly_zero(value):
     rewards = jnp.array([value, value, value, 2.0])
     out = grpo_split(rewards, steered=jnp.array([False, False, False, True]))

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import grpo, hbpo
 
@@ -55,8 +55,8 @@ def test_worked_numbers():
     np.testing.assert_allclose(code, 2 * both - inter, atol=1e-5)
 
 
-@pytest.mark.parametrize("singleton", ["zero", "raw"])
-@pytest.mark.parametrize("weight", [1.0, 2.0])
+@for_each("singleton", ["zero", "raw"])
+@for_each("weight", [1.0, 2.0])
 def test_equals_the_float64_reference(singleton, weight):
     for seed in range(4):
         rewards, budgets, where = sample(seed)

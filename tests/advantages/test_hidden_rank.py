@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import advantages as adv
 
@@ -27,7 +28,7 @@ def numpy_growth(x, stride, most):
 CROSS = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]], np.float32)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hidden", "rank"),
     [
         (CROSS, 2.0),
@@ -126,7 +127,7 @@ def test_rank_shaping_is_the_bounded_bonus_against_the_batches_before():
         adv.rank_shaping(cap=0.5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

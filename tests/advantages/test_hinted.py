@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import (
     adhint,
@@ -94,7 +95,7 @@ def test_a_failed_rollout_does_not_blame_its_hint():
     assert traits_of(hint_preservation).token_values and traits_of(hint_consistency).token_values
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (
@@ -126,7 +127,7 @@ def test_bad_input_is_one_sentence(call, error, words):
         call()
 
 
-@pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf])
+@for_each("junk", [np.nan, np.inf, -np.inf])
 def test_rewards_of_imitated_responses_are_not_read(junk):
     imitated = jnp.array([False, False, True, False])
     where = jnp.array([True, True, True, False])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import implicit_turn_rewards, oprl, prime, rloo, two_level
 from jaxrl_llm.preferences import outcome_cross_entropy, trajectory_dpo
@@ -50,7 +51,7 @@ BASES = {
 }
 
 
-@pytest.mark.parametrize("base", BASES)
+@for_each("base", BASES)
 def test_two_levels_equal_a_table_of_steps(base):
     prm, old, mask, turn_ids, rewards, where = arrays(1)
     turn_where = np.stack([(mask & (turn_ids == k)).any(-1) for k in range(K)], -1)
@@ -93,7 +94,7 @@ def test_worked_numbers_and_the_base_algorithm():
     np.testing.assert_allclose(without, np.repeat(rloo(rewards)[..., None], K, -1), atol=1e-6)
 
 
-@pytest.mark.parametrize("mean", [False, True])
+@for_each("mean", [False, True])
 def test_the_loss_is_the_mean_over_all_pairs_of_the_batch(mean):
     prm, old, mask, turn_ids, rewards, where = arrays(3)
     ids = turn_ids if mean else None
@@ -145,7 +146,7 @@ def prime_by_hand(prm, ref, mask, rewards, where, *, beta, alpha, normalize):
     return np.where(taken, out, 0.0)
 
 
-@pytest.mark.parametrize("normalize", [True, False])
+@for_each("normalize", [True, False])
 def test_process_rewards_of_tokens_join_the_outcome(normalize):
     prm, ref, mask, _, rewards, where = arrays(5)
     where[0] = np.arange(G) == 1  # alone in its group
@@ -228,7 +229,7 @@ def test_the_cross_entropy_is_that_of_each_outcome(frozen):
     assert float(outcome_cross_entropy(prm, old, mask, rewards, where=nothing)) == 0.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

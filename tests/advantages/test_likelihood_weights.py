@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, grpo, maclaurin, maclaurin_weights, maxrl
 
@@ -104,7 +105,7 @@ ALL = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each("name", ALL)
 def test_dropped_rewards_are_never_read_in_value_or_gradient(name):
     where = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)
     clean = np.random.default_rng(0).uniform(0, 1, size=SHAPE).astype(np.float32)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import mc_grpo, mc_grpo_keep, mc_grpo_pivot
 
@@ -42,7 +43,7 @@ def reference(rewards, where, scale="mad", eps=1e-3, rescale_nonzero=False):
     return out
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rewards", "expected", "at"),
     [
         ([0.0, 0.5, 1.0], [-0.998004, 0.0, 0.998004], 1),
@@ -112,7 +113,7 @@ def test_rescaling_makes_up_for_the_rollouts_without_advantage():
     assert not mc_grpo(jnp.full(4, 0.1), rescale_nonzero=True).any()
 
 
-@pytest.mark.parametrize("scale", ["mad", "std", "none"])
+@for_each("scale", ["mad", "std", "none"])
 def test_dropped_rewards_are_never_read_in_value_or_gradient(scale):
     rng = np.random.default_rng(0)
     where = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)

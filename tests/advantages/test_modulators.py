@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
@@ -87,7 +88,7 @@ def ace_reference(x, *, alpha=1.0, c_max=10.0, mean=False):
     return out
 
 
-@pytest.mark.parametrize("seed", range(4))
+@for_each("seed", range(4))
 def test_equals_the_float64_reference(seed):
     x = sample(seed)
     np.testing.assert_allclose(call("novelty_sharpening", x), novelty_reference(x), atol=1e-5)

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm import chain, stateless
 from jaxrl_llm.advantages import (
@@ -58,8 +58,8 @@ def test_it_is_as_if_all_scores_had_been_there_at_once(batches):
     assert moments.count == len(seen)
 
 
-@pytest.mark.parametrize("center", [False, True])
-@pytest.mark.parametrize("clip", [None, 1.0])
+@for_each("center", [False, True])
+@for_each("clip", [None, 1.0])
 def test_scores_are_scaled_by_moments_that_include_the_present_batch(center, clip):
     scaler = score_scaler(center=center, clip=clip)
     state, seen = scaler.init(), []
@@ -71,7 +71,7 @@ def test_scores_are_scaled_by_moments_that_include_the_present_batch(center, cli
         np.testing.assert_allclose(scaled, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("batches", [[[5.0]], [[0.1, 0.1, 0.1]] * 3, [[1000.1] * 7, [1000.1] * 3]])
+@for_each("batches", [[[5.0]], [[0.1, 0.1, 0.1]] * 3, [[1000.1] * 7, [1000.1] * 3]])
 def test_without_a_deviation_it_divides_by_one(batches):
     scaler = score_scaler()
     state = scaler.init()
@@ -111,7 +111,7 @@ def test_equal_options_make_equal_transforms():
     assert score_scaler(clip=5.0) != score_scaler()
 
 
-@pytest.mark.parametrize("clip", [None, 0.75])
+@for_each("clip", [None, 0.75])
 def test_the_controller_and_the_scaling_make_the_scaler(clip):
     scaler, controller = score_scaler(clip=clip), score_deviation()
     where = jnp.array([[True, True], [True, False]])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import advantages as adv
 
@@ -40,7 +41,7 @@ def check(out, mask, make, arrays, bootstrap):
 CLIPS = [(1.0, 1.0, 1.0), (1.5, 0.8, 2.0), (None, None, None)]
 
 
-@pytest.mark.parametrize(("clip_rho", "clip_trace", "clip_advantage"), CLIPS)
+@for_each(("clip_rho", "clip_trace", "clip_advantage"), CLIPS)
 def test_vtrace_equals_its_sum_over_later_tokens(clip_rho, clip_trace, clip_advantage):
     rewards, values, _, mask, logps = sample(0)
     gamma, lam, boot = 0.9, 0.7, np.float32([[0.5, -1, 2], [0, 1, 3]])
@@ -71,7 +72,7 @@ def test_vtrace_equals_its_sum_over_later_tokens(clip_rho, clip_trace, clip_adva
     check(credit, mask, advantages, arrays, boot)
 
 
-@pytest.mark.parametrize("clip_trace", [1.0, None])
+@for_each("clip_trace", [1.0, None])
 def test_retrace_equals_its_sum_over_later_tokens(clip_trace):
     rewards, values, q, mask, logps = sample(1)
     gamma, lam, boot = 0.8, 0.9, np.float32([[0.5, -1, 2], [0, 1, 3]])
@@ -94,7 +95,7 @@ def test_retrace_equals_its_sum_over_later_tokens(clip_trace):
     check(out, mask, targets, arrays, boot)
 
 
-@pytest.mark.parametrize(("n", "lam"), [(1, 1.0), (3, 1.0), (2, 0.6), (9, 1.0)])
+@for_each(("n", "lam"), [(1, 1.0), (3, 1.0), (2, 0.6), (9, 1.0)])
 def test_n_steps_equal_the_sum_of_rewards_and_the_value_after(n, lam):
     rewards, values, _, mask, _ = sample(2)
     boot = np.float32([[0.5, -1, 2], [0, 1, 3]])
@@ -190,7 +191,7 @@ X, MASK = jnp.ones((2, 3)), jnp.ones((2, 3), bool)
 SAME = {"old_logp": X, "behavior_logp": X}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "match", "make"),
     [
         (ValueError, "vtrace: old_logp is None",

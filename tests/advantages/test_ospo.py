@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import fleet_fairness, fleet_grpo, grpo, ospo
 
@@ -79,7 +80,7 @@ def test_worked_numbers():
     np.testing.assert_allclose(fleet_fairness(rewards), [-np.std([1, 2, 3])], rtol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@for_each("seed", range(3))
 def test_equals_the_reference(seed):
     rewards, where = sample(seed)
     np.testing.assert_allclose(compiled(rewards, where=where), reference(rewards, where), atol=2e-5)
@@ -88,8 +89,8 @@ def test_equals_the_reference(seed):
     )
 
 
-@pytest.mark.parametrize("norm", ["all", "time"])
-@pytest.mark.parametrize("punishment", ["none", "history", "to_go"])
+@for_each("norm", ["all", "time"])
+@for_each("punishment", ["none", "history", "to_go"])
 def test_variant_equals_the_reference(norm, punishment):
     for seed in range(2):
         rewards, where = sample(seed)
@@ -125,7 +126,7 @@ def test_fairness_adds_up_to_minus_the_last_spread():
     assert not np.asarray(fleet_fairness(jnp.full((4, 3), 0.1))).any()
 
 
-@pytest.mark.parametrize("function", [ospo, fleet_grpo])
+@for_each("function", [ospo, fleet_grpo])
 def test_dropped_steps_are_never_read_in_value_or_gradient(function):
     rewards, where = sample(8)
     weights = np.random.default_rng(0).normal(size=rewards.shape).astype(np.float32)

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, otb, otb_token, sum_pi_squared, terminal_rewards
 
@@ -83,9 +83,9 @@ def test_worked_numbers():
     np.testing.assert_allclose(out, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("zero_tail", [False, True])
-@pytest.mark.parametrize("compact", [False, True])
-@pytest.mark.parametrize("gaps", [False, True])
+@for_each("zero_tail", [False, True])
+@for_each("compact", [False, True])
+@for_each("gaps", [False, True])
 def test_equals_the_float64_reference(zero_tail, compact, gaps):
     for seed in range(3):
         token_rewards, mask, where, old_logp, sum_pi_sq, weights = data(seed, gaps)
@@ -176,7 +176,7 @@ def test_rounding_below_zero_is_no_negative_weight():
     np.testing.assert_allclose(out, [[1.0], [0.0]], atol=1e-6)
 
 
-@pytest.mark.parametrize("compact", [False, True])
+@for_each("compact", [False, True])
 def test_masked_and_dropped_entries_are_never_read(compact):
     token_rewards, mask, where, *arrays = data(5)
     tokens = mask & where[..., None]
@@ -228,7 +228,7 @@ def test_gradient_dtype_and_jit():
     assert half.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("offset", [0.0, 100.0, 1000.0])
+@for_each("offset", [0.0, 100.0, 1000.0])
 def test_sum_pi_squared_does_not_round_at_the_size_of_the_logits(offset):
     logits = np.random.default_rng(9).normal(size=(3, 4, 7)).astype(np.float32) * 3
     shifted = logits + np.float32(offset)

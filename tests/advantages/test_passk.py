@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm.advantages import grpo, grpo_passk, log_comb, passk_training, pkpo, rloo
 
@@ -69,8 +70,8 @@ def ref_maximum(r, k):
     )
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 7])
-@pytest.mark.parametrize("loo", [False, True])
+@for_each("k", [1, 2, 3, 5, 7])
+@for_each("loo", [False, True])
 def test_pkpo_of_rewards_of_any_size(k, loo):
     rng = np.random.default_rng(k)
     rewards = rng.normal(size=(4, 6)).round(1)  # some are equal
@@ -106,7 +107,7 @@ def test_log_comb():
     assert np.isfinite([gradient(2.0), gradient(7.0), gradient(-1.0)]).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "options", "rewards", "expected"),
     [
         (best, {}, [0.9, 0.5, 0.1], [1, 0, 0]),
@@ -196,7 +197,7 @@ ALL = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each("name", ALL)
 def test_dropped_rewards_are_never_read_in_value_or_gradient(name):
     rng = np.random.default_rng(0)
     where = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)

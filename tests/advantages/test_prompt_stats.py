@@ -5,10 +5,10 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import (
     grpo,
@@ -52,7 +52,7 @@ class Reference:
         return np.where(np.abs(first) < np.abs(second), first, second)
 
 
-@pytest.mark.parametrize(("visits", "expected"), [(1, 0.8), (2, 0.5), (4, 0.35)])
+@for_each(("visits", "expected"), [(1, 0.8), (2, 0.5), (4, 0.35)])
 def test_smooth_advantage_has_the_worked_numbers(visits, expected):
     current = jnp.float32(0.8)
     total = current if visits == 1 else jnp.float32(0.2)
@@ -77,7 +77,7 @@ def test_first_visit_is_the_z_score_of_the_group():
     np.testing.assert_allclose(out, grpo(rewards, eps=1e-12), rtol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@for_each("seed", range(3))
 def test_equals_the_reference_over_many_visits(seed):
     rng = np.random.default_rng(seed)
     state, known = smooth.init(), [Reference() for _ in range(3)]

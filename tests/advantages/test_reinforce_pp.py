@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from rows import for_each
 
 from jaxrl_llm import chain, stateless
 from jaxrl_llm.advantages import (
@@ -47,7 +47,7 @@ def test_worked_numbers():
     np.testing.assert_allclose(out, [[1.5, 0, 0], [-0.5, -0.5, -0.5]], atol=1e-6)
 
 
-@pytest.mark.parametrize(("kl_coef", "gamma"), [(0.0, 1.0), (0.3, 1.0), (0.1, 0.9)])
+@for_each(("kl_coef", "gamma"), [(0.0, 1.0), (0.3, 1.0), (0.1, 0.9)])
 def test_equals_the_float64_reference(kl_coef, gamma):
     rewards, mask, where, old_logp, ref_logp = data(0)
     out = compiled(
@@ -152,7 +152,7 @@ def test_whiten_counts_a_sequence_by_its_tokens_and_batch_normalize_once():
     np.testing.assert_allclose(batch_normalize(x), [np.sqrt(0.5), -np.sqrt(0.5)], rtol=1e-6)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
+@for_each("count", [0, 1, 3])
 def test_batch_normalize_of_equal_or_too_few_values_is_zero(count):
     where = jnp.arange(4) < count
     x = jnp.where(where, 0.1, jnp.nan)

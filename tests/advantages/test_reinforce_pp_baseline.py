@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import reinforce_pp_baseline
 
@@ -33,7 +34,7 @@ def reference(rewards, mask, where=None, *, norm, eps=1e-8):
     return np.where(tokens, normalized, 0.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("norm", "expected"),
     [
         ("token", [[1.767767, -1.060660], [0.353553, 0.353553]]),
@@ -47,8 +48,8 @@ def test_worked_numbers(norm, expected):
     )
 
 
-@pytest.mark.parametrize("norm", ["token", "sequence"])
-@pytest.mark.parametrize("masked", [False, True])
+@for_each("norm", ["token", "sequence"])
+@for_each("masked", [False, True])
 def test_equals_the_float64_reference(norm, masked):
     rng = np.random.default_rng(3)
     rewards = rng.normal(size=(4, 5)).astype(np.float32)
@@ -102,10 +103,8 @@ def test_a_kept_rollout_without_tokens_counts_only_in_the_sequence_form():
     assert not np.allclose(dropped, compiled(rewards, mask, norm="sequence"))
 
 
-@pytest.mark.parametrize("norm", ["token", "sequence"])
-@pytest.mark.parametrize(
-    "rewards", [[[0.1], [0.1], [0.1]], [[5.0]], [[0.1, 0.1, 0.1], [2.0, 2.0, 2.0]]]
-)
+@for_each("norm", ["token", "sequence"])
+@for_each("rewards", [[[0.1], [0.1], [0.1]], [[5.0]], [[0.1, 0.1, 0.1], [2.0, 2.0, 2.0]]])
 def test_without_spread_everything_is_exactly_zero(norm, rewards):
     rewards = jnp.array(rewards)
     mask = jnp.ones((*rewards.shape, 2), bool)
@@ -116,7 +115,7 @@ def test_without_spread_everything_is_exactly_zero(norm, rewards):
     assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("norm", ["token", "sequence"])
+@for_each("norm", ["token", "sequence"])
 def test_one_kept_token_or_none(norm):
     none = jnp.zeros((2, 2, 3), bool)
     assert not compiled(REWARDS, none, norm=norm).any()
@@ -127,7 +126,7 @@ def test_one_kept_token_or_none(norm):
     assert not compiled(REWARDS, MASK, where=jnp.zeros((2, 2), bool), norm=norm).any()
 
 
-@pytest.mark.parametrize("norm", ["token", "sequence"])
+@for_each("norm", ["token", "sequence"])
 def test_dropped_rollouts_are_never_read(norm):
     where = jnp.array([[True, True, False], [True, True, True], [False, True, True]])
     mask = jnp.arange(4) < jnp.array([[1, 2, 3], [4, 3, 2], [1, 3, 4]])[..., None]
@@ -146,7 +145,7 @@ def test_dropped_rollouts_are_never_read(norm):
         assert not np.asarray(gradient)[~np.asarray(where)].any()
 
 
-@pytest.mark.parametrize("norm", ["token", "sequence"])
+@for_each("norm", ["token", "sequence"])
 def test_padding_with_tokens_and_rollouts_changes_nothing(norm):
     plain = compiled(REWARDS, MASK, norm=norm)
     rewards = jnp.pad(REWARDS, ((0, 1), (0, 2)), constant_values=jnp.nan)

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import kl_shaped_rewards, reward_to_go, terminal_rewards
 from jaxrl_llm.advantages.returns import errors_back
@@ -74,7 +74,7 @@ def estimates(d):
     return {"k1": d, "k2": d**2 / 2, "k3": np.exp(-d) - 1 + d, "abs": np.abs(d)}
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
+@for_each("estimator", ["k1", "k2", "k3", "abs"])
 def test_kl_shaped_rewards_equal_the_formula(estimator):
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=(2, 3)).astype(np.float32)

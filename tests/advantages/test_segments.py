@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import advantages as adv
 from jaxrl_llm import curation
@@ -71,7 +72,7 @@ def test_what_a_prover_sees():
     np.testing.assert_allclose(out, plain + 0.5 * (after - mu), atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "match", "make"),
     [
         (ValueError, "best_of_value: k must be an integer above 0",

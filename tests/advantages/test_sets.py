@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, polychromic, set_advantages, set_scores
 
@@ -57,7 +58,7 @@ def every_set(rewards, ids, where, size):
     return out
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@for_each("size", [2, 3, 4])
 def test_the_closed_form_is_the_mean_over_every_set(size):
     rng = np.random.default_rng(size)
     rewards = rng.random((6, 7)).astype(np.float32)
@@ -95,7 +96,7 @@ def test_members_that_take_no_part_leave_their_sets_smaller():
     assert ours.tolist() == [0.125, 0.0, 0.125, -0.125, 0.0, -0.125]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

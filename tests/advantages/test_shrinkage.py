@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import (
     jspo,
@@ -69,7 +70,7 @@ def ref_jspo(rewards, where, eps=1e-6):
     return out
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prior", "mean", "n", "baseline", "weight"),
     [
         (0.7, 0.75, 4, 0.7, 0.0),
@@ -138,7 +139,7 @@ def test_positive_part():
     assert np.isnan(positive_part(jnp.array(jnp.nan), jnp.array(0.1)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("mean", "prior", "count", "baseline", "weight", "goes_on"),
     [
         (0.5, 0.4, 4, 0.4, 0.0, False),
@@ -216,7 +217,7 @@ ALL = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each("name", ALL)
 def test_dropped_rewards_are_never_read_in_value_or_gradient(name):
     where = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 1, 1]], bool)
     clean = np.random.default_rng(0).uniform(0, 1, size=SHAPE).astype(np.float32)

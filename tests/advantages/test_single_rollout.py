@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
@@ -202,7 +203,7 @@ def test_mssr_divides_by_the_population_deviation():
     np.testing.assert_allclose(advantages, spo(rewards, jnp.full(3, 0.5), ddof=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("make", [spo_tracker, mssr_tracker])
+@for_each("make", [spo_tracker, mssr_tracker])
 def test_transforms_compare_by_value_and_chain(make):
     assert make(num_prompts=3) == make(num_prompts=3)
     assert make(num_prompts=3) != make(num_prompts=4)

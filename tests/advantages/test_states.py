@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import gigpo, grpo, hgpo, rloo, salt, similar_states
@@ -115,7 +116,7 @@ def test_worked_numbers_of_hgpo():
     np.testing.assert_allclose(out, expected, atol=6e-5)
 
 
-@pytest.mark.parametrize(("scale", "episode"), [("none", "rollouts"), ("group", "turns")])
+@for_each(("scale", "episode"), [("none", "rollouts"), ("group", "turns")])
 def test_gigpo_equals_the_step_table(scale, episode):
     for seed in range(3):
         rewards, batch = sample(seed)
@@ -279,7 +280,7 @@ def test_similar_states_are_clustered_in_order():
     assert similar_states([], threshold=0.9).tolist() == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "error", "words"),
     [
         (lambda: gigpo(jnp.zeros(3), **WORKED), ValueError, r"gigpo: rewards must have shape \(2,"),

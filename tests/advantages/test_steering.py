@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import dcpo_distribution, sampled_entropy, temperature_logp
 from jaxrl_llm.core import traits_of
@@ -56,9 +56,7 @@ def test_temperature_has_the_worked_numbers():
     np.testing.assert_allclose(jnp.exp(hot - base), [0.9325, 1.3014, 1.5374], atol=5e-5)
 
 
-@pytest.mark.parametrize(
-    ("entropy", "expected"), [(0.45, 0.1111), (0.3, 0.2), (0.5, 0.0), (0.7, 0.2)]
-)
+@for_each(("entropy", "expected"), [(0.45, 0.1111), (0.3, 0.2), (0.5, 0.0), (0.7, 0.2)])
 def test_strength_has_the_worked_numbers(entropy, expected):
     # Two of five rollouts are good; where the copy is the policy itself, rho is 1.
     rewards = jnp.array([1.0, 1.0, 0.0, 0.0, 0.0])
@@ -70,7 +68,7 @@ def test_strength_has_the_worked_numbers(entropy, expected):
     np.testing.assert_allclose(out[:, 0], expected * rewards, atol=5e-5)
 
 
-@pytest.mark.parametrize("entropy", [0.0, 0.45, 0.5, 0.55, 3.0])
+@for_each("entropy", [0.0, 0.45, 0.5, 0.55, 3.0])
 def test_equals_the_float64_reference(entropy):
     for seed in range(3):
         x = sample(seed) | {"policy_entropy": jnp.float32(entropy)}

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import (
     fork_advantages,
@@ -69,7 +70,7 @@ def tree(seed, G=7, K=4):
     return steps[order], rng
 
 
-@pytest.mark.parametrize("seed", range(3))
+@for_each("seed", range(3))
 def test_every_turn_equals_a_walk_over_the_tree(seed):
     steps, rng = tree(seed)
     G, K = steps.shape
@@ -131,7 +132,7 @@ def test_turns_of_tokens_and_no_forks():
     np.testing.assert_allclose(both, 2 * np.asarray(outcome) + forks, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import (
     BetaTracker,
@@ -140,7 +140,7 @@ def test_eager_equals_compiled_and_bfloat16_is_counted_in_float32():
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kl", "monotone", "two_sided"),
     [
         (0.0, 0.96, 0.875),
@@ -156,7 +156,7 @@ def test_discount_of_a_window(kl, monotone, two_sided):
     np.testing.assert_allclose(window_kl_discount(window, rule="monotone"), monotone, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["two_sided", "monotone"])
+@for_each("rule", ["two_sided", "monotone"])
 def test_only_measured_entries_of_a_window_count(rule):
     window = jnp.array([0.004, 0.006, jnp.nan])
     np.testing.assert_allclose(window_kl_discount(window, count=2, rule=rule), 0.9175, rtol=1e-6)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import (
     branch_advantages,
@@ -92,7 +93,7 @@ def plain(parents, leaf_rewards, edge_logp=None):
     return [weighted(i) for i in children]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@for_each("seed", range(4))
 def test_rewards_equal_a_walk_over_the_tree(seed):
     parents, depth, tree, rng = random_trees(seed)
     leaf_rewards, logp = rng.normal(size=(2, 24)).astype(np.float32)
@@ -360,7 +361,7 @@ def test_chains_are_grpo_at_every_depth():
     np.testing.assert_allclose(ours[5:], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("junk", [jnp.nan, jnp.inf, 1e4])
+@for_each("junk", [jnp.nan, jnp.inf, 1e4])
 def test_absent_nodes_are_not_read(junk):
     parents = jnp.concatenate([PARENTS, jnp.array([0, 3])])
     depth = jnp.concatenate([DEPTH, jnp.array([1, 3])])
@@ -378,7 +379,7 @@ def test_absent_nodes_are_not_read(junk):
     np.testing.assert_allclose(ours, [*clean, 0.0, 0.0], atol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

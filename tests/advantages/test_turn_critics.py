@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm import advantages as adv
 
@@ -121,7 +122,7 @@ def test_turns_equal_the_step_table(gamma, lam):
         np.testing.assert_allclose(targets[index], want_targets, atol=1e-5)
 
 
-@pytest.mark.parametrize("intra", [1.0, 0.7])
+@for_each("intra", [1.0, 0.7])
 def test_poad_equals_a_scan_through_the_tokens_of_each_action(intra):
     rewards, values, mask, ids, happened = sample(2)
     mask = mask & (ids >= 0)
@@ -229,7 +230,7 @@ def test_gradients_equal_finite_differences():
 X, IDS = jnp.ones((1, 4)), jnp.zeros((1, 4), int)
 
 
-@pytest.mark.parametrize("name", ["turn_end_rewards", "turn_gae_returns", "pdppo_returns"])
+@for_each("name", ["turn_end_rewards", "turn_gae_returns", "pdppo_returns"])
 def test_a_turn_beyond_the_rewards_is_nan_at_its_tokens_alone(name):
     ids, values = jnp.array([[0, 1, 2, 9]]), () if name == "turn_end_rewards" else (X,)
     out = getattr(adv, name)(X[:, :2], *values, jnp.arange(4) < jnp.array([[3]]), turn_ids=ids)

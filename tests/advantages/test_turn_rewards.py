@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
@@ -127,7 +128,7 @@ def test_totals_are_over_the_tokens_of_the_mask():
     np.testing.assert_allclose(token_totals(junk, MASK), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "error", "words"),
     [
         (

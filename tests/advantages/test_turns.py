@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
@@ -58,8 +59,8 @@ def test_worked_numbers():
     np.testing.assert_allclose(compiled(rewards), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("singleton", ["raw", "zero"])
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+@for_each("singleton", ["raw", "zero"])
+@for_each("gamma", [0.0, 0.5, 1.0])
 def test_equals_the_step_table(singleton, gamma):
     for seed in range(3):
         rewards, turn_where, where = sample(seed)
@@ -217,7 +218,7 @@ def test_a_turn_counts_once_whatever_its_length():
     np.testing.assert_array_equal(loud, out)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "error", "words"),
     [
         (lambda r: mc_turns(r, baseline="leave"), ValueError, "mc_turns: baseline must be one of"),

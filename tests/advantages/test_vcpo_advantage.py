@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, opo, opob, vcpo_advantage
 
@@ -31,7 +32,7 @@ def test_it_minimizes_the_second_moment_of_the_weighted_gradient():
     assert moment(best) < min(moment(best - 1e-3), moment(best + 1e-3))
 
 
-@pytest.mark.parametrize("shift", [-200.0, 60.0, 500.0])
+@for_each("shift", [-200.0, 60.0, 500.0])
 def test_a_common_factor_of_the_weights_cancels_without_overflow(shift):
     expected = baseline(REWARDS, LOG_WEIGHTS, NORMS)
     out = baseline(REWARDS, LOG_WEIGHTS + shift, NORMS * 1e3)
@@ -56,8 +57,8 @@ def data(seed=0):
     return rewards, old_logp, behavior_logp, mask, where, norms
 
 
-@pytest.mark.parametrize("scale", ["group", "none"])
-@pytest.mark.parametrize("proxy", [False, True])
+@for_each("scale", ["group", "none"])
+@for_each("proxy", [False, True])
 def test_equals_the_float64_reference(scale, proxy):
     rewards, old_logp, behavior_logp, mask, where, norms = data()
     expected = np.zeros(rewards.shape)

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.test_util import check_grads
+from rows import for_each
 
 from jaxrl_llm.advantages import density_weights, dr_grpo, verpo
 
@@ -68,7 +68,7 @@ def test_worked_numbers():
     np.testing.assert_allclose(2 * out[:, 0], expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@for_each("seed", range(4))
 def test_equals_the_float64_reference(seed):
     x = sample(seed)
     out = call(x)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import beta_tracker_init, kl_forgetting, last_visit, spo_tracker
@@ -96,7 +97,7 @@ def test_a_foreign_prompt_and_a_row_without_a_response_change_nothing():
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
-@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf])
+@for_each("junk", [1e4, np.nan, np.inf])
 def test_masked_cells_are_not_read(junk):
     batch = responses([1], [[2]])
     clean = -np.ones((1, 2, L))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rows import for_each
 
 from benchmarks import checkpoint
 
@@ -24,7 +25,7 @@ def test_a_tiny_one_prints_one_line_of_json_last(capfd, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("checkpoint-*.json")), ids=lambda p: p.stem)
+@for_each("path", sorted(RESULTS.glob("checkpoint-*.json")), ids=lambda p: p.stem)
 def test_a_saved_result_is_of_the_model_it_names(path):
     result = json.loads(path.read_text())
     assert result["workload"]["model"] == "SmolLM2-135M"

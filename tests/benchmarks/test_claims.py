@@ -6,6 +6,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 from benchmarks.claims import __main__ as command
 from benchmarks.claims import _bandit, _chosen, _trained, harness, table
@@ -90,7 +91,7 @@ def test_quick_form(name, request):
     json.dumps(harness.record(name, claim, seed=0, seconds=0.0, commit=""))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_saved(name):
     """What is saved belongs to the file that is there, and its verdicts to its numbers."""
     saved, module = _saved(name), harness.load(name)
@@ -146,7 +147,7 @@ def test_verdicts():
         assert harness.Claim(measures, plot).verdict == verdict
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_no_saved_learning_rate_is_at_an_end_of_its_grid(name):
     module = harness.load(name)
     grid = getattr(module, "RATES", _trained.RATES if hasattr(module, "_trained") else None)
@@ -246,8 +247,8 @@ def test_intervals_cover_in_95_of_100_cases():
         assert low < np.mean([each.low <= 0.0 <= each.high for each in found]) < high
 
 
-@pytest.mark.parametrize("count", [6, 8])
-@pytest.mark.parametrize("kind", ["log-normal", "counts"])
+@for_each("count", [6, 8])
+@for_each("kind", ["log-normal", "counts"])
 def test_intervals_of_ratios_cover_in_95_of_100_cases(count, kind):
     """With few units too, where the percentiles of a bootstrap cover in 86 (six) or 88 (eight)."""
     generator = np.random.default_rng(2)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from benchmarks import credit, credit_page, credit_rules, credit_world, harness
 
@@ -50,7 +51,7 @@ def test_gradient_and_fisher_are_derivatives(setting):
     np.testing.assert_allclose(kl, exact.fisher.sum() * 1e-6 / 2, rtol=1e-2)
 
 
-@pytest.mark.parametrize("kind", credit.KINDS)
+@for_each("kind", credit.KINDS)
 def test_samples_are_of_the_process(setting, kind):
     policy = setting.older if kind == "stale" else setting.theta
     sample, _ = credit.record(setting, kind, 2000, 4, seed=1, rollouts=1)
@@ -69,7 +70,7 @@ def in_errors(setting, data, function):
     return np.sqrt((off**2).sum() * len(gradients) / gradients.var(0).sum())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     ["rloo", "trloo", "turn_gae, exact, lam 1", "turn_gae, exact, lam 0", "vineppo, 9 rollouts"],
 )
@@ -123,7 +124,7 @@ RESULTS = [json.loads(path.read_text()) for path in sorted(harness.RESULTS.glob(
 TABLES = [(name, task["rules"]) for result in RESULTS for name, task in result["tasks"].items()]
 
 
-@pytest.mark.parametrize("name, rules", TABLES, ids=[name for name, _ in TABLES])
+@for_each("name, rules", TABLES, ids=[name for name, _ in TABLES])
 def test_what_the_page_states_holds(name, rules):
     listed = [rule for rule in credit_rules.RULES if name == "outcome" or not rule.outcome]
     assert list(rules) == [rule.name for rule in listed]

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from rows import for_each
 
 from benchmarks import (
     denoise_speed,
@@ -47,7 +48,7 @@ def test_the_page_shows_a_picture_of_each_result(result, tmp_path):
     assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@for_each("world", WORLDS)
 def test_verdicts_of_the_page(world):
     def value(name, forwards, column):
         return world["estimators"][name][str(forwards)][column]

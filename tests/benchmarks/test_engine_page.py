@@ -4,7 +4,7 @@ import json
 import re
 
 import jax
-import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from benchmarks import engine_page
@@ -33,7 +33,7 @@ def bytes_of_slots(R, W, L, T, k, o=20):
     return R * L * (k + 4), R * W * T * (k + o)
 
 
-@pytest.mark.parametrize("options", [{}, {"entropy": True}, {"top_k": 5}, {"top_p": 0.9}])
+@for_each("options", [{}, {"entropy": True}, {"top_k": 5}, {"top_p": 0.9}])
 def test_memory_is_that_of_the_formula(options):
     model, _ = jr.testing.tiny_model()
     config, sizes = model.config, {"rows": 3, "width": 2, "prompt_length": 40, "max_new_tokens": 60}

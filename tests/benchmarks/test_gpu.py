@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from benchmarks import gpu, harness
@@ -40,7 +41,7 @@ def test_populations_run_at_a_tiny_size(capfd):
     assert case["update_of_evaluation"] > 0 and case["peak_memory_bytes"] > 0
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@for_each("tied", [False, True])
 def test_bytes_of_a_step(tied):
     model, params = jr.testing.tiny_model(dtype="bfloat16", tied=tied)
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)

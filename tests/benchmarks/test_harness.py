@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from rows import for_each
 
 from benchmarks import harness
 from benchmarks.worker import processor_kind
@@ -123,7 +124,7 @@ def test_fewer_than_five_runs_are_refused(capsys):
     assert "at least 5 runs, not 4" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("share, agree", [(0.75, True), (0.8, False)])
+@for_each("share, agree", [(0.75, True), (0.8, False)])
 def test_a_share_may_differ(share, agree):
     checks = {"ours": [1, 2, 3, 4], "peer": [1, 2, 3, 5]}
     if agree:

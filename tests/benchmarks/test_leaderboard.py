@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from rows import for_each
 
 from benchmarks import harness, leaderboard, leaderboard_page, quickstart
 from jaxrl_llm.cli.options import load_config
@@ -27,7 +28,7 @@ def _result(runs, devices=("D",)):
     }
 
 
-@pytest.mark.parametrize("task", leaderboard.TASKS)
+@for_each("task", leaderboard.TASKS)
 def test_tasks_are_configs(task):
     target, warmup, _ = leaderboard.TASKS[task]
     path, _, name = target.partition(":")
@@ -42,7 +43,7 @@ def test_the_quickstart_makes_two_updates_on_a_batch():
     assert (config.minibatches or 1) * (config.epochs or 1) == 2
 
 
-@pytest.mark.parametrize(("recipe", "added"), [("gspo", []), ("rloo", ["--minibatches", "1"])])
+@for_each(("recipe", "added"), [("gspo", []), ("rloo", ["--minibatches", "1"])])
 def test_a_recipe_without_a_ratio_makes_one_update_on_a_batch(recipe, added):
     options = leaderboard.options_of("quickstart", recipe)
     assert options == [*leaderboard.TASKS["quickstart"].options, "--recipe", recipe, *added]
@@ -96,7 +97,7 @@ def test_runs_of_another_task_are_not_joined(tmp_path, monkeypatch):
     leaderboard.check_saved("quickstart")  # of which nothing is stored
 
 
-@pytest.mark.parametrize("task", leaderboard.TASKS)
+@for_each("task", leaderboard.TASKS)
 def test_stored_runs_are_of_the_task(task):
     leaderboard.check_saved(task)
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rows import for_each
 
 from benchmarks import preferences, preferences_page
 from jaxrl_llm.cli import main
@@ -76,7 +77,7 @@ def test_pairs_runs_and_figures(tmp_path, monkeypatch, capfd):
     assert not (folder / "dpo" / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("words", [["--methods", "dpo"], ["--task", "other.py"]])
+@for_each("words", [["--methods", "dpo"], ["--task", "other.py"]])
 def test_another_job_is_not_saved_as_this_one(words):
     with pytest.raises(SystemExit, match="benchmarks.preferences: "):
         preferences.main(["--save", *words])

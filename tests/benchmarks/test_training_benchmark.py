@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from rows import for_each
 
 from benchmarks import harness, quickstart_step, training
 
@@ -39,7 +40,7 @@ def test_a_part_is_saved_beside_the_others(capfd, monkeypatch, tmp_path):
     assert capfd.readouterr().out.splitlines()[-1] == "{'growth': 1, 'logprobs': 2}"
 
 
-@pytest.mark.parametrize("arguments", [["--gguf", "x"], ["--part", "nothing"]])
+@for_each("arguments", [["--gguf", "x"], ["--part", "nothing"]])
 def test_bad_options_are_refused(arguments):
     with pytest.raises(SystemExit):
         training.main(["--tiny", *arguments])

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from rows import for_each
 
 from benchmarks import versions, versions_page
 
@@ -11,7 +12,7 @@ def test_the_page_is_that_of_the_result():
     assert versions_page.main(["--check"]) == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "expected"),
     [
         ("984 passed in 201.30s (0:03:21)", {"passed": 984}),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import cli, rewards
 from jaxrl_llm.cli import COMMANDS, evaluate, main, train, trust
@@ -601,7 +602,7 @@ def test_a_sum_in_processes_tells_its_weights_and_its_name():
         TrainConfig(reward=reward, recipe="gdpo", model="tiny", data=DataConfig(prompts=["a"]))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "text", "value"),
     [
         ("dapo_math", "Answer: 4", 1.0),
@@ -617,7 +618,7 @@ def test_rewards_by_name(name, text, value):
     assert (reward if isinstance(reward, float) else reward["reward"]) == value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "message"),
     [
         ("boxed_maths", "no reward 'boxed_maths'; there are last_integer"),

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from rows import for_each
 
 import jaxrl_llm
 from jaxrl_llm.cli import explain, main
@@ -60,7 +61,7 @@ def test_every_preset_is_explained(names):
         assert not re.search(r"(?<![\w.])(?!1\[)[\d.]+\[", text), name
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "shown", "hidden"),
     [
         ("pav", "(1 - V)^4,   the prover is the best of 4 rollouts", "4+1"),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from test_cli import config_file, one_sentence, run
 from tiny_run import CONFIG, model
 
@@ -254,7 +255,7 @@ class TwoEnds(ByteTokenizer):
         self.eos_ids, self.pad_id = (0, 257), pad_id
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pad_id", "chat", "expected"),
     [(257, True, None), (0, True, 0), (258, True, 258), (257, False, 257), (0, False, None)],
 )

@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from rows import for_each
 from test_cli import ROOT, config_file, one_sentence, run
 
 import jaxrl_llm as jr
@@ -86,7 +87,7 @@ def test_one_method_whole(capsys):
     assert "trains      without a teacher" in methods.describe(in_part).splitlines()
 
 
-@pytest.mark.parametrize("method", catalog.CATALOG, ids=lambda method: method.key)
+@for_each("method", catalog.CATALOG, ids=lambda method: method.key)
 def test_every_method_is_described_in_a_terminals_width(method):
     lines = methods.describe(method).splitlines()
     assert lines[0].startswith(method.key) and len(lines) > 6
@@ -203,7 +204,7 @@ def has_second_model(name):
 CRITIC = OptimizerConfig(learning_rate=0.5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "rate"),
     [
         ("--steps 3", None),

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rows import for_each
 from test_cli import config_file, one_sentence, run
 
 from jaxrl_llm.cli import UsageError, options
@@ -42,7 +43,7 @@ def path(tmp_path, monkeypatch):
     return name
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("word", "parts"),
     [
         ("a.py", ("a.py", "config")),

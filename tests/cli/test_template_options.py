@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from rows import for_each
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from jaxrl_llm.cli import UsageError, main, options
@@ -61,7 +62,7 @@ def test_a_run_has_its_options_and_a_command_replaces_them_by_name():
     assert options.add_template_options(run, {}) is run
 
 
-@pytest.mark.parametrize("kind", [Sample, Serve, Evaluate])
+@for_each("kind", [Sample, Serve, Evaluate])
 def test_commands_take_options_of_the_template(kind):
     words = ["m", "--template-options", "enable_thinking=false", "n=[1]", "--seed", "1"]
     args = options.parse(kind, words, command=kind.__name__.lower())

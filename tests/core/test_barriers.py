@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from rows import for_each
 
 from jaxrl_llm.core.kernels.barriers import once
 
 
-@pytest.mark.parametrize("first", [0.0, np.nan, np.inf, -1.0])
+@for_each("first", [0.0, np.nan, np.inf, -1.0])
 def test_what_is_computed_once_is_what_the_function_gives(first):
     after, x = jnp.full((2, 3), first), jnp.arange(4)
     found = jax.jit(lambda x, after: once(lambda x: (jnp.sin(x), x + 1), x, after=after))(x, after)

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import checks, compose
 
 X = jnp.zeros((2, 3))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (
@@ -197,8 +198,8 @@ def test_work_while_tracing_and_let_traced_numbers_through():
         run(X[0], 1.0)
 
 
-@pytest.mark.parametrize("check", [checks.check_positive, checks.check_non_negative])
-@pytest.mark.parametrize(
+@for_each("check", [checks.check_positive, checks.check_non_negative])
+@for_each(
     ("value", "error", "message"),
     [
         (True, TypeError, "f: eps must be a number; got True"),
@@ -217,7 +218,7 @@ def test_options_that_are_no_sensible_number(check, value, error, message):
         check("f", finite=True, eps=value)
 
 
-@pytest.mark.parametrize("value", [0, -3, 5, True, 2.0, "2", None])
+@for_each("value", [0, -3, 5, True, 2.0, "2", None])
 def test_a_count_is_an_integer_within_its_bounds(value):
     checks.check_count("f", n=1, m=np.int64(7))
     checks.check_count("f", most=4, n=4)
@@ -228,7 +229,7 @@ def test_a_count_is_an_integer_within_its_bounds(value):
         checks.check_count("f", n=0)
 
 
-@pytest.mark.parametrize("value", [True, False, np.True_])
+@for_each("value", [True, False, np.True_])
 def test_a_truth_value_is_no_share_and_no_number_of_a_list(value):
     with pytest.raises(TypeError, match="f: share must be a number"):
         checks.check_share("f", share=value)
@@ -241,11 +242,11 @@ def test_an_array_is_none_of_the_options():
         checks.check_option("f", "scale", jnp.ones(2), ("group", "batch"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "array",
     [np.array([1.0, None]), np.array(["a", "b"]), np.array([b"a"]), np.array(["2020"], "M8[D]")],
 )
-@pytest.mark.parametrize(
+@for_each(
     "check",
     [
         lambda x: checks.check_float("f", rewards=x),
@@ -261,7 +262,7 @@ def test_arrays_without_numbers(check, array):
         check(array)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ids", "error", "message"),
     [
         ((5, -1), ValueError, "f: eos_ids must be from 0 to 2**31 - 1; got -1."),
@@ -278,7 +279,7 @@ def test_token_ids(ids, error, message):
         checks.check_token_ids("f", eos_ids=ids)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, 10**40, True, 1.0, "1", None])
+@for_each("seed", [-1, 2**64, 10**40, True, 1.0, "1", None])
 def test_seeds(seed):
     checks.check_seed("f", a=0, b=2**64 - 1, c=np.int64(3))
     with pytest.raises((TypeError, ValueError), match="f: seed must be .*; got"):
@@ -300,7 +301,7 @@ class Listed:
     names: tuple[str, ...] = ("a",)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"steps": (1, True)}, "f: steps must be an integer; got True"),
@@ -315,7 +316,7 @@ def test_each_number_of_a_tuple_is_checked(options, message):
         checks.check_numbers("f", Listed(**options))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "error", "message"),
     [
         (True, TypeError, "must be a number; got True"),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.kernels.barriers import keep_calls
@@ -62,7 +63,7 @@ def test_calls_and_those_of_derivatives_stay_calls():
     assert found == {"kept": (6, True), "inlined": (0, False)}
 
 
-@pytest.mark.parametrize(("reads", "kept"), [(False, 2), (True, 0)])
+@for_each(("reads", "kept"), [(False, 2), (True, 0)])
 def test_layers_stay_calls_unless_they_read_keys_of_earlier_calls(reads, kept):
     model, params = jr.testing.tiny_model(num_layers=2)
     tokens, mask = jnp.ones((1, 1, 4), int), jnp.ones((1, 1, 4), bool)

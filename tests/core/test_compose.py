@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import Transform, advantages, bind, chain, given, pipe, stateless
 from jaxrl_llm.core import Bound, accepted, call_with, functions_of, parts_of, traits_of
@@ -49,7 +50,7 @@ def test_equal_by_value_whatever_the_order():
     assert len({one, two, bind(other)}) == 2
 
 
-@pytest.mark.parametrize(("a", "b"), [(1, 1.0), (1, True), (0.0, False), ((1, 2), (1.0, 2))])
+@for_each(("a", "b"), [(1, 1.0), (1, True), (0.0, False), ((1, 2), (1.0, 2))])
 def test_options_of_other_types_are_other_options(a, b):
     assert a == b
     assert bind(gate, tau_pos=a) != bind(gate, tau_pos=b)
@@ -111,7 +112,7 @@ def test_frozen():
         bind(gate, tau_pos=2.0).function = other
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"tau_posi": 1.0}, r"bind: gate has no option 'tau_posi'. Did you mean 'tau_pos'\?"),
@@ -302,7 +303,7 @@ def test_functions_of_looks_into_chains():
     assert parts_of(chain(nested, nested)) == (nested, nested)
 
 
-@pytest.mark.parametrize("state", [((),), ((), (), ()), jnp.zeros(())])
+@for_each("state", [((),), ((), (), ()), jnp.zeros(())])
 def test_a_state_of_another_chain_is_refused(state):
     both = chain(stateless(scaled, factor=1.0), stateless(scaled, factor=2.0))
     with pytest.raises(ValueError, match="chain: 2 transforms but [13] states"):

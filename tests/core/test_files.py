@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core.runtime import files
 from jaxrl_llm.core.runtime.files import (
@@ -80,7 +81,7 @@ def test_a_file_system_that_cannot_sync_is_no_error(tmp_path, monkeypatch, numbe
     assert (tmp_path / "a").read_text() == "new"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "written"),
     [
         ("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes", "there is not enough memory"),

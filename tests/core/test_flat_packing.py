@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.core import flat_packing
 from jaxrl_llm.core.flat_packing import plan_flat, smaller_rows
@@ -135,7 +136,7 @@ def test_rows_are_planned_for_what_all_prompts_begin_with():
     assert rows[1].prompt_sources.shape[1] == 120  # 40 + 4 x 20, all of it used
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("full", "cells", "sizes"),
     [
         (16, 64, [16, 8, 4, 2]),  # the last saves 128 cells
@@ -159,7 +160,7 @@ def test_sizes_of_rows(full, cells, sizes):
     assert top < rounded(top + 1) <= 2 * top
 
 
-@pytest.mark.parametrize(("least", "size"), [(1, 18), (21, 18), (28, 26), (40, 20), (41, 40)])
+@for_each(("least", "size"), [(1, 18), (21, 18), (28, 26), (40, 20), (41, 40)])
 def test_smaller_rows_of_prompts_save_enough(least, size):
     """Two rows of 40 prompt cells at most, of which 17 are needed."""
     lengths = np.full((2, 2), 4)

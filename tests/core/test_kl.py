@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import kl
 
@@ -15,7 +16,7 @@ VALUES["k3"] = lambda d: (
 )
 
 
-@pytest.mark.parametrize("estimator", [*kl.ESTIMATORS, *kl.STRAIGHT_THROUGH])
+@for_each("estimator", [*kl.ESTIMATORS, *kl.STRAIGHT_THROUGH])
 def test_values_and_gradients_keep_their_digits(estimator):
     d = jnp.asarray(D, jnp.float32)
     exact = np.asarray(d, np.float64)

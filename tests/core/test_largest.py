@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from rows import for_each
 
 from jaxrl_llm.core.kernels.largest import largest
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(("size", "count"), [(1290, 10), (640, 4), (129, 1), (60, 20)])
-@pytest.mark.parametrize("step", [1e-6, 0.5, 4.0])
+@for_each("dtype", [jnp.float32, jnp.bfloat16])
+@for_each(("size", "count"), [(1290, 10), (640, 4), (129, 1), (60, 20)])
+@for_each("step", [1e-6, 0.5, 4.0])
 def test_as_top_k(dtype, size, count, step):
     rng = np.random.default_rng(size)
     x = np.round(rng.normal(size=(4, 2, size)) / step) * step  # of 4 nearly all are equal

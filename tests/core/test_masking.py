@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import masking
 
@@ -19,7 +20,7 @@ def ma():
 
 
 @AXES
-@pytest.mark.parametrize("keepdims", [False, True])
+@for_each("keepdims", [False, True])
 def test_sum_mean_variance_equal_numpy(axis, keepdims):
     pairs = [
         (masking.masked_sum(X, MASK, axis, keepdims), ma().sum(axis, keepdims=keepdims)),
@@ -38,7 +39,7 @@ def test_no_mask_keeps_all():
     np.testing.assert_allclose(masking.masked_std(X, None, ddof=1), X.std(ddof=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("ddof", [0, 1, 2, 3])
+@for_each("ddof", [0, 1, 2, 3])
 def test_variance_is_zero_where_no_more_than_ddof_are_kept(ddof):
     x = jnp.array([1.0, 5.0, 2.0, 9.0])
     for kept in range(5):
@@ -52,14 +53,14 @@ def test_variance_in_two_passes_keeps_a_small_spread():
     np.testing.assert_allclose(masking.masked_var(x, None), np.var([0.0, 0.5, 1.0]), rtol=1e-4)
 
 
-@pytest.mark.parametrize("x", [[2.0, 2.0], [0.0, 0.0], [5.0, 7.0]])
+@for_each("x", [[2.0, 2.0], [0.0, 0.0], [5.0, 7.0]])
 def test_the_gradient_of_a_zero_deviation_is_zero(x):
     mask = jnp.array([True, x[0] == x[1]])
     gradient = jax.grad(lambda v: masking.masked_std(v, mask))(jnp.array(x))
     assert gradient.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "function",
     [
         masking.masked_sum,
@@ -89,7 +90,7 @@ def test_float32_whatever_comes_in():
     assert difference.dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("x", "mask", "expected"),
     [
         ([0.1, 0.1, 0.1], None, True),
@@ -150,7 +151,7 @@ def test_distance_has_no_gradient_at_zero():
     np.testing.assert_array_equal(jax.grad(lambda x: masking.distance(x).sum())(x), [-1, 0, 1])
 
 
-@pytest.mark.parametrize("length", [5, 127, 128, 300])
+@for_each("length", [5, 127, 128, 300])
 def test_row_sum_of_short_and_long_rows(length):
     x = np.random.default_rng(length).normal(size=(8, 3, length)).astype(np.float32)
     want = x.astype(np.float64).sum(-1)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm.core.packing import (
     Packing,
@@ -40,7 +41,7 @@ def test_a_response_ends_with_its_last_kept_token():
     assert packing.members.tolist() == [[[1] * 6, [0, 0, 0, 0, -1, -1]]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lengths", "rows"),
     [
         ([4] * 5, 5),  # 6 would be more than there are responses
@@ -210,7 +211,7 @@ PACKING = plan_packing(ONES)
 TOKENS = np.zeros(ONES.shape, int)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (lambda: plan_packing(ONES[0]), ValueError, "plan_packing: mask must have 3 axes"),

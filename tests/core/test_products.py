@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core.kernels.products import project, sum_of_products, sum_over_rows
 
@@ -35,7 +36,7 @@ def test_bfloat16_is_float32_but_for_rounding(lead):
         _near(got, exact)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@for_each("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_sum_over_rows(dtype):
     a, b = _normal((64, 32), dtype), _normal((64, 48), dtype)
     got = jax.jit(lambda a, b: sum_over_rows(a, b, dtype=jnp.float32))(a, b)
@@ -43,7 +44,7 @@ def test_a_sum_over_rows(dtype):
     _near(got, a.astype(jnp.float32).T @ b.astype(jnp.float32))
 
 
-@pytest.mark.parametrize("lead", [(), (3,), (1, 3), (2, 1, 3), (1, 1)])
+@for_each("lead", [(), (3,), (1, 3), (2, 1, 3), (1, 1)])
 def test_a_sum_of_products(lead):
     a, b = _normal((*lead, 7), jnp.float32), _normal((*lead, 7), jnp.float32) + 1.0
     got = sum_of_products(a, b)
@@ -51,7 +52,7 @@ def test_a_sum_of_products(lead):
     np.testing.assert_allclose(got, np.sum(np.float64(a) * np.float64(b), -1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("of", [_sum_of_squares, jax.grad(_sum_of_squares, (0, 1))])
+@for_each("of", [_sum_of_squares, jax.grad(_sum_of_squares, (0, 1))])
 def test_an_operand_that_comes_transposed_runs(of):
     """XLA leaves such a product in bfloat16 and has no code for it, unless it is kept from that."""
     x, kernel = _normal((32, 64)), _normal((32, 48))

@@ -1,6 +1,6 @@
 """Replies of every family: their reasoning, their final part, and their form."""
 
-import pytest
+from rows import for_each
 
 from jaxrl_llm.core.reasoning import (
     TAGS,
@@ -42,13 +42,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "thinking", "final", "formed"), CASES)
+@for_each(("text", "thinking", "final", "formed"), CASES)
 def test_a_reply_is_split_by_the_markers_of_its_family(text, thinking, final, formed):
     assert split_reply(text) == (thinking, final)
     assert is_well_formed(text) == formed
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "opened", "parts"),
     [
         ("2?</think> 4", True, ("2?", " 4")),

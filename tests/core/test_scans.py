@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from rows import for_each
 
 from jaxrl_llm.core.scans import minimum_before
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 9, 64, 65, 200])
-@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+@for_each("length", [0, 1, 2, 7, 8, 9, 64, 65, 200])
+@for_each("lead", [(), (3,), (2, 3)])
 def test_it_is_the_least_before(length, lead):
     x = np.random.default_rng(length).normal(size=(*lead, length)).astype(np.float32)
     x[..., length // 2 : length // 2 + 1] = np.inf

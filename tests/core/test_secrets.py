@@ -2,7 +2,7 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import pytest
+from rows import for_each
 
 from jaxrl_llm.core import bind
 from jaxrl_llm.core.compose import stable_repr
@@ -11,7 +11,7 @@ from jaxrl_llm.core.secrets import MASK, find_secrets, is_secret, mask, mask_kno
 KEY = "q7-planted/Value=="
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "api_key",
@@ -37,7 +37,7 @@ def test_names_of_secrets(name):
     assert not is_secret(name, 7) and not is_secret(name, 0.5) and not is_secret(name, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "max_new_tokens",
@@ -60,14 +60,14 @@ def test_names_of_other_things(name):
     assert not is_secret(name, "answer")
 
 
-@pytest.mark.parametrize("name", ["key", "token", "tokens", "my_token", "shared.key"])
+@for_each("name", ["key", "token", "tokens", "my_token", "shared.key"])
 def test_a_value_of_a_plain_name_is_one_if_it_reads_like_one(name):
     assert is_secret(name, KEY) and is_secret("api_key", "a")
     for word in ("final_answer", "sequence", "behavior_logp", "the first one of 2", "token-mean"):
         assert not is_secret(name, word)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "Judge(api_key={!r}, model='m')",
@@ -92,7 +92,7 @@ def test_texts_without_the_secrets_in_them(text):
     assert MASK in masked and "m" in masked.replace(MASK, "").replace("HTTP", "")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "bind(from_file, answer_key='final', pad_token='<pad>')",
@@ -177,7 +177,7 @@ HOLDERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("holder", HOLDERS, ids=range(len(HOLDERS)))
+@for_each("holder", HOLDERS, ids=range(len(HOLDERS)))
 def test_secrets_are_found_wherever_an_object_holds_them(holder):
     assert find_secrets({"reward": holder}) == {KEY}
     assert KEY not in mask(stable_repr(holder))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import stats
 
@@ -28,7 +29,7 @@ def test_an_empty_group():
     assert stats.group_is_constant(X, none).all()
 
 
-@pytest.mark.parametrize("value", [0.1, 1.1, -3.3])
+@for_each("value", [0.1, 1.1, -3.3])
 def test_constant_is_decided_by_the_values_and_not_by_the_deviation(value):
     x = jnp.full((1, 12), value)
     assert stats.group_is_constant(x).tolist() == [[True]]
@@ -59,7 +60,7 @@ def test_median_of_ragged_groups():
         stats.group_median(X, WHERE, "upper")
 
 
-@pytest.mark.parametrize("kind", ["lower", "midpoint"])
+@for_each("kind", ["lower", "midpoint"])
 def test_median_equals_float64_and_does_not_read_what_is_dropped(kind):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, 5, 7)).astype(np.float32)
@@ -76,7 +77,7 @@ def test_median_equals_float64_and_does_not_read_what_is_dropped(kind):
         )
 
 
-@pytest.mark.parametrize("kind", ["lower", "midpoint"])
+@for_each("kind", ["lower", "midpoint"])
 def test_the_gradient_of_the_median_goes_to_the_middle_entries_alone(kind):
     x = jnp.array([3.0, jnp.nan, 1.0, 2.0, 7.0, 9.0])
     where = jnp.array([True, False, True, True, True, False])

@@ -3,11 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core.support import Support, check_support, keep_mask, pack_bits, unpack_bits
 
 
-@pytest.mark.parametrize("size", [1, 31, 32, 33, 70])
+@for_each("size", [1, 31, 32, 33, 70])
 def test_bits_come_back(size):
     mask = np.random.default_rng(size).random((2, 3, size)) < 0.4
     bits = pack_bits(mask)
@@ -41,7 +42,7 @@ def test_ids_outside_the_vocabulary_belong_to_no_set():
     assert mask.tolist() == [[False, False, False, True]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("support", "error", "message"),
     [
         (np.zeros((2, 3), int), TypeError, "f: support must be a Support; got ndarray"),

@@ -5,6 +5,7 @@ import inspect
 
 import jax
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import bind
@@ -43,7 +44,7 @@ WRAPPINGS = {
 }
 
 
-@pytest.mark.parametrize("name", WRAPPINGS)
+@for_each("name", WRAPPINGS)
 def test_traits_are_read_through_wrappers(name):
     wrap = WRAPPINGS[name]
     assert traits_of(wrap(sequence_gate)).level == "sequence"

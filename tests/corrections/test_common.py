@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import corrections
 from jaxrl_llm.core import bind
@@ -119,7 +120,7 @@ def test_bfloat16_is_counted_in_float32(name):
     np.testing.assert_array_equal(out, exact)
 
 
-@pytest.mark.parametrize("name", [*WEIGHTS, *RULES])
+@for_each("name", [*WEIGHTS, *RULES])
 def test_an_empty_batch_and_empty_sequences(name):
     if name != "off_policy":
         out = EVERY[name](jnp.zeros((0, 5)), jnp.zeros((0, 5)), jnp.zeros((0, 5), bool))
@@ -128,7 +129,7 @@ def test_an_empty_batch_and_empty_sequences(name):
     assert not nothing.any()
 
 
-@pytest.mark.parametrize("name", [n for n in (*WEIGHTS, *RULES) if n != "off_policy"])
+@for_each("name", [n for n in (*WEIGHTS, *RULES) if n != "off_policy"])
 def test_permuting_sequences_permutes_the_output(name):
     order = np.ix_([1, 0], [2, 0, 1])
     out = EVERY[name](OLD[order], BEHAVIOR[order], MASK[order])
@@ -136,7 +137,7 @@ def test_permuting_sequences_permutes_the_output(name):
     np.testing.assert_allclose(out, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "function"),
     [
         ("importance_weights", corrections.importance_weights),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm.corrections import m2_mask, off_policy_sequence_mask, rejection_mask, veto_mask
 
@@ -52,8 +53,8 @@ def batch(seed, scale):
     return d, mask
 
 
-@pytest.mark.parametrize("level", ["token", "sequence_sum", "sequence_mean", "sequence_max"])
-@pytest.mark.parametrize("scale", [0.3, 1.5, 25.0])
+@for_each("level", ["token", "sequence_sum", "sequence_mean", "sequence_max"])
+@for_each("scale", [0.3, 1.5, 25.0])
 def test_equals_the_float64_reference(level, scale):
     d, mask = batch(int(10 * scale), scale)
     zeros = np.zeros_like(d)
@@ -70,7 +71,7 @@ def test_equals_the_float64_reference(level, scale):
             np.testing.assert_array_equal(ours, reference(d, mask, statistic, level, 0.0, upper))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("statistic", "values"),
     [("k2", [0.005, 0.045, 0.405, 0.0]), ("k3", [0.005171, 0.040818, 0.559603, 0.0])],
 )
@@ -107,7 +108,7 @@ def test_symmetric_bounds_do_not_care_for_the_direction(d):
     np.testing.assert_array_equal(np.asarray(one)[~near], np.asarray(two)[~near])
 
 
-@pytest.mark.parametrize("statistic", ["k1", "k2", "k3"])
+@for_each("statistic", ["k1", "k2", "k3"])
 def test_the_greatest_of_a_sequence_decides_like_each_token(statistic):
     d, mask = batch(5, 0.5)
     options = {"statistic": statistic, "upper": 1.4}
@@ -154,8 +155,8 @@ def m2_reference(d, mask, threshold):
     return out
 
 
-@pytest.mark.parametrize("threshold", [1e-6, 0.04, 0.3, 100.0])
-@pytest.mark.parametrize("seed", range(3))
+@for_each("threshold", [1e-6, 0.04, 0.3, 100.0])
+@for_each("seed", range(3))
 def test_m2_equals_dropping_one_by_one(threshold, seed):
     d, mask = batch(seed, 0.8)
     ours = m2_mask(d, np.zeros_like(d), mask, threshold=threshold)
@@ -212,7 +213,7 @@ ZEROS = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
 K1 = {"statistic": "k1", "level": "token"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "rejection_mask: lower has no effect with .*'k2'": lambda: rejection_mask(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import bind
@@ -37,7 +38,7 @@ def test_without_weights_every_token_counts_once():
     np.testing.assert_array_equal(keep, MASK)
 
 
-@pytest.mark.parametrize("function", [rollout_correction, sequence_rollout_correction])
+@for_each("function", [rollout_correction, sequence_rollout_correction])
 def test_without_weights_and_rules_it_has_no_effect(function):
     words = f"{function.__name__}.* has no effect without weights or a rule in reject"
     with pytest.raises(ValueError, match=words):
@@ -151,7 +152,7 @@ def test_three_policies_on_one_token():
 ARRAYS = (OLD, BEHAVIOR, MASK)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "keep_denominator has no effect without a rule": lambda: rollout_correction(
@@ -170,7 +171,7 @@ def test_bad_values_are_named(message, call):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "reject must be a tuple of functions": lambda: rollout_correction(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import corrections
 from jaxrl_llm.corrections import loglinear_prox, staleness_capacity, version_lags
@@ -79,7 +80,7 @@ def test_loglinear_reads_no_masked_cell_and_gives_no_gradient():
     assert not gradient.any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("staleness", "version", "accepted", "running", "expected"),
     [(0, 0, 0, 4, 0), (1, 0, 0, 4, 4), (0, 3, 12, 0, 4), (8, 0, 0, 60, -24), (99, 0, 0, 60, 4)],
 )
@@ -122,7 +123,7 @@ def test_the_mask_of_sequences_is_a_bound_on_the_head_lag():
     assert keep.any() and (MASK & ~keep).any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         r"current_version must be one integer .*got \(3,\)": lambda: staleness_mask(
@@ -147,7 +148,7 @@ def test_bad_values_are_named(message, call):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "staleness_mask: versions must hold integers": lambda: staleness_mask(

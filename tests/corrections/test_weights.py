@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.corrections import importance_weights, masked_importance_weights
 
@@ -46,7 +47,7 @@ def batch(seed, scale):
     return old, behavior, mask
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "expected"),
     [
         ({}, [1.105171, 0.740818, 2.0, 1.0]),
@@ -70,9 +71,9 @@ def test_worked_numbers_of_the_mask_form():
     np.testing.assert_allclose(weights, [1.105171, 0.740818, 0.0, 1.0], atol=1e-6)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("scale", [0.3, 2.0, 30.0])
+@for_each("level", LEVELS)
+@for_each("normalize", [False, True])
+@for_each("scale", [0.3, 2.0, 30.0])
 def test_equals_the_float64_reference(level, normalize, scale):
     old, behavior, mask = batch(int(scale), scale)
     options = {"level": level, "normalize": normalize}
@@ -94,7 +95,7 @@ def test_a_sum_is_clamped_as_a_whole_and_not_token_by_token():
     np.testing.assert_allclose(far, np.exp([20.0, -20.0]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("function", [importance_weights, masked_importance_weights])
+@for_each("function", [importance_weights, masked_importance_weights])
 def test_normalized_weights_have_mean_one(function):
     old, behavior, mask = batch(7, 0.4)
     tokens = np.asarray(function(old, behavior, mask, normalize=True))
@@ -133,7 +134,7 @@ def test_a_sequence_has_one_weight():
 ZEROS = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "importance_weights: level must be one of .*'sequence'?": lambda: importance_weights(

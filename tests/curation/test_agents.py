@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.advantages import grpo, m_grpo
 from jaxrl_llm.curation import align_calls, entropy_branches, top_k_entropy
@@ -94,7 +95,7 @@ def test_calls_are_aligned():
     assert wide.index[0, :5].tolist() == [0, 1, 2, 3, 4] and wide.index.shape == (4, 7)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

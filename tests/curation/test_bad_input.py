@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from rows import for_each
 
 import jaxrl_llm.curation as cur
 
@@ -212,13 +213,13 @@ BAD_TYPES = {
 }
 
 
-@pytest.mark.parametrize("message", BAD_VALUES)
+@for_each("message", BAD_VALUES)
 def test_a_bad_value(message):
     with pytest.raises(ValueError, match=message):
         BAD_VALUES[message]()
 
 
-@pytest.mark.parametrize("message", BAD_TYPES)
+@for_each("message", BAD_TYPES)
 def test_a_bad_type(message):
     with pytest.raises(TypeError, match=message):
         BAD_TYPES[message]()

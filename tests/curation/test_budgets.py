@@ -6,10 +6,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, grpo
 from jaxrl_llm.curation import (
@@ -31,7 +31,7 @@ EIGHTHS = jnp.arange(9) / 8.0
 allocate = jax.jit(greedy_allocate)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schedule", "max_rollouts", "scaled", "expected"),
     [
         ("equal", 32, False, [24, 11, 3, 1, 0, 0, 0, 0, 0]),
@@ -58,9 +58,9 @@ def reference(right, n, n_max, schedule, scaled):
     return min(math.ceil((target - n * signal) / signal - 1e-9), n_max - n)
 
 
-@pytest.mark.parametrize("n", [4, 7, 16, 64])
-@pytest.mark.parametrize("schedule", ["equal", "hardness"])
-@pytest.mark.parametrize("scaled", [False, True])
+@for_each("n", [4, 7, 16, 64])
+@for_each("schedule", ["equal", "hardness"])
+@for_each("scaled", [False, True])
 def test_dars_equals_the_float64_reference_at_every_accuracy(n, schedule, scaled):
     accuracy = jnp.arange(n + 1, dtype=jnp.float32) / n
     extra = dars_extra_rollouts(
@@ -110,7 +110,7 @@ def test_signal_is_the_expected_number_of_wrong_in_a_mixed_group():
         np.testing.assert_allclose(grpo_signal_utility(b, jnp.float32(p)), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("success", "total", "expected"),
     [([0.25, 0.5, 0.75], 12, [6, 4, 2]), ([0.05, 0.1, 0.5, 0.9], 32, [2, 2, 26, 2])],
 )
@@ -163,7 +163,7 @@ def utilities(success, most):
     return grpo_signal_utility(jnp.arange(most + 1), jnp.array(success)[:, None])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("success", "total", "expected", "value"),
     [
         ([0.25, 0.5, 0.75], 12, [8, 2, 2], 6.074097),

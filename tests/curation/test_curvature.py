@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
+from rows import for_each
 
 from jaxrl_llm.curation import (
     CapoMoments,
@@ -89,8 +89,8 @@ def state(seed=1, vocabulary=5, width=4, count=7):
     return CapoMoments(mu, nu, jnp.int32(count))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("fisher", ["sample", "full"])
+@for_each("optimizer", ["sgd", "adam"])
+@for_each("fisher", ["sample", "full"])
 def test_equals_the_float64_reference(optimizer, fisher):
     arrays = batch()
     hidden, probs, actions, advantages, mask = arrays

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm import curation
 
@@ -51,7 +52,7 @@ def test_extremes_are_disjoint_bounded_and_blind_to_the_scale(rewards, where):
 # --- PF-PPO ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rule", "weights"),
     [
         ("best", [0, 0, 0, 1]),
@@ -186,7 +187,7 @@ def test_pairs_of_a_satisfying_and_a_violating_rollout():
     assert (int(every.chosen[0]), int(every.rejected[0])) == (1, 2)
 
 
-@pytest.mark.parametrize("junk", JUNK)
+@for_each("junk", JUNK)
 def test_what_takes_no_part_is_in_no_pair(junk):
     rewards, where = jnp.array([1.0, junk, 0.0, junk]), jnp.array([True, False, True, False])
     satisfied = jnp.array([True, True, False, False])
@@ -224,7 +225,7 @@ def test_the_first_rollouts():
     assert not curation.first_rollouts(where, count=0).any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import HINTED, JUDGE, OWN, Collection, Outcome, experienced
@@ -16,7 +17,7 @@ DATA = [{"text": f"question {i}"} for i in range(N)]
 LIBRARY = {"G0": "check units", "G1": "guess"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reply", "operations"),
     [
         ("none", []),
@@ -194,7 +195,7 @@ def stats(entropy, mask):
     return jr.advantages.entropy_signal(entropy, mask).stats
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrap",
     [
         lambda source: jr.curation.downsampled(jr.curation.resample_on_correct, source=source),

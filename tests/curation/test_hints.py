@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import curation
 from jaxrl_llm.advantages import grpo
@@ -20,7 +21,7 @@ def test_a_group_without_a_right_answer_needs_a_hint():
     assert curation.needs_hint(rewards, threshold=0.5).tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize("junk", JUNK)
+@for_each("junk", JUNK)
 def test_masked_rewards_decide_nothing(junk):
     rewards, where = jnp.array([[0.0, junk], [1.0, junk]]), jnp.array([[True, False]] * 2)
     assert curation.needs_hint(rewards, where=where).tolist() == [True, False]
@@ -51,7 +52,7 @@ def test_nurl_keeps_one_plain_rollout():
 # --- levels ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("level", "accuracy", "after"),
     [(0, 0.0, 1), (1, 0.1, 2), (3, 0.05, 3), (2, 0.36, 1), (2, 0.35, 2), (0, 0.9, 0), (2, None, 0)],
 )
@@ -162,7 +163,7 @@ def test_splicing_equals_joining_lists():
 # --- bad input -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: curation.needs_hint(jnp.array([0, 1])), TypeError, "needs_hint: rewards must be"),

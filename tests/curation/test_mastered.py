@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import traits_of
 from jaxrl_llm.curation import mpt_advantages, mpt_mask
@@ -13,7 +14,7 @@ ALL = jnp.ones(3, bool)
 ONE = jnp.array(1.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("entropy", "reward", "keep"),
     [
         (0.1, 1.0, [False, True, False]),
@@ -87,7 +88,7 @@ def test_advantages_of_dropped_tokens_are_zero():
     assert gradient.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"tau": 0.0}, ValueError, r"mpt_mask: tau must be in \(0, 1\]; got 0"),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.curation import (
     mean_win_rate,
@@ -36,7 +37,7 @@ def test_the_worked_pairs():
     assert of(select_pairs(tied, mode="first_two")) == [(1, 0)]
 
 
-@pytest.mark.parametrize("mode", ["max_min", "first_two", "all_pairs", "random"])
+@for_each("mode", ["max_min", "first_two", "all_pairs", "random"])
 def test_equal_rewards_one_response_and_small_gaps_are_no_pair(mode):
     key = {"key": jax.random.key(0)} if mode == "random" else {}
     for rewards in (jnp.ones(4), jnp.array([2.0]), jnp.array([1.0, 1.4])):
@@ -56,7 +57,7 @@ def test_every_two_of_a_group_and_random_ones():
     assert drawn.tolist() == [[0, 1], [0, 2], [2, 1]] and counts.min() > 100
 
 
-@pytest.mark.parametrize("mode", ["max_min", "first_two", "all_pairs", "random"])
+@for_each("mode", ["max_min", "first_two", "all_pairs", "random"])
 def test_what_is_masked_is_not_read_and_never_chosen(mode):
     where = jnp.array([[False, True, True, False, True], [True] + [False] * 4, [False] * 5])
     values = jnp.array([9.0, 1.0, 3.0, -9.0, 2.0])
@@ -124,7 +125,7 @@ def test_right_responses_stand_over_wrong_ones():
         assert of(right_over_wrong(alike, pairs=2, lengths=jnp.arange(alike.size))) == []
 
 
-@pytest.mark.parametrize("short", [True, False])
+@for_each("short", [True, False])
 def test_pairs_of_a_verifier_are_those_of_loops_and_masked_ones_are_not_read(short):
     rng = np.random.default_rng(3)
     rewards = rng.integers(0, 2, (40, 6)).astype(np.float32)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Request, Response, pooled
@@ -155,7 +156,7 @@ def episodes(collection, place, rewards, *, turns=2, prompt=(1, 2)):
     )
 
 
-@pytest.mark.parametrize("same", [True, False])
+@for_each("same", [True, False])
 def test_a_stored_episode_has_its_reward_and_the_prompt_of_now(same):
     """It stays out where the environment begins otherwise; a task gets the turns of its longest."""
     collector = sized(pooled(), group_size=2, max_new_tokens=T, num_groups=1)

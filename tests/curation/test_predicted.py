@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import JUDGE, OWN, Collection, Outcome, predicted
@@ -64,7 +65,7 @@ HALF = {"rewards": (1.0, 0.0)}
 SAID = {0: answers((8, 5), (4, 20)), 1: answers((4, 6), (0, 3)), 2: ("no", "")}
 
 
-@pytest.mark.parametrize("together", [True, False])
+@for_each("together", [True, False])
 def test_half_of_a_batch_predicts_the_other_half(together):
     solved = {0: RIGHT, 1: HALF, 2: RIGHT}
     requests, rows, state = play(predicted(PARSE, REWARD), 5, SAID, solved, together=together)
@@ -87,7 +88,7 @@ def test_predictions_of_a_question_without_grades_do_not_train():
     assert [row.takes_part for row in rows] == [True, False]
 
 
-@pytest.mark.parametrize("together", [True, False])
+@for_each("together", [True, False])
 def test_the_efficient_form_drops_and_cuts_by_what_is_predicted(together):
     said = {
         0: answers((8, 3), (8, 3)),  # all agree that it is mastered
@@ -140,9 +141,7 @@ def test_what_a_run_is_told():
     assert "message=" in repr(short)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"gate": GATE}, {"cutoff": CUTOFF}], ids=["plain", "gate", "cutoff"]
-)
+@for_each("options", [{}, {"gate": GATE}, {"cutoff": CUTOFF}], ids=["plain", "gate", "cutoff"])
 def test_it_is_no_source_of_prompts(options):
     """It sets the rewards of predictions in its rows, which a source's collector does not read."""
     source = predicted(PARSE, REWARD, **options)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from scipy import stats
 
 from jaxrl_llm.advantages import grpo
@@ -138,7 +139,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD)
+@for_each("words", BAD)
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm import curation
 
@@ -92,7 +93,7 @@ def test_a_swarm_shares_groups_that_differ():
     np.testing.assert_allclose((shared.index[:, 1] == 2).mean(), 0.5, atol=0.04)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("informative", "foreign", "where"),
     [
         ([True, False, False], 2, [True, False, False]),
@@ -145,7 +146,7 @@ def test_a_part_of_a_mixed_group_is_mixed(rewards, where, seed):
             assert (k & (r == value)).any() == (w & (r == value)).any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("success", "count"), [(0.0, 8), (0.59, 8), (0.6, 8), (0.61, 7), (0.75, 5), (0.9, 3), (1.0, 2)]
 )
 def test_counts_of_rollouts(success, count):
@@ -192,7 +193,7 @@ def test_steps_are_ranked_over_the_group_and_masked_tokens_are_not_read():
     assert keep.tolist() == [[[True, True, False, False], [True, False, False, False]]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from scipy import stats
 
 from jaxrl_llm.curation import (
@@ -43,8 +44,8 @@ def held(buffer):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("capacity", [2, 5, 9])
-@pytest.mark.parametrize("unique", [False, True])
+@for_each("capacity", [2, 5, 9])
+@for_each("unique", [False, True])
 def test_the_newest_stay(capacity, unique):
     buffer, expected = replay_init({"x": jnp.zeros(2)}, capacity=capacity), deque(maxlen=capacity)
     for step, items, ids, _, where in batches(0):
@@ -62,7 +63,7 @@ def test_the_newest_stay(capacity, unique):
         assert held(buffer) == list(expected)
 
 
-@pytest.mark.parametrize("capacity", [1, 3, 8])
+@for_each("capacity", [1, 3, 8])
 def test_the_best_stay_as_in_a_heap(capacity):
     buffer, heap = replay_init({"x": jnp.zeros(2)}, capacity=capacity), []
     for step, items, ids, scores, where in batches(1):
@@ -135,7 +136,7 @@ def filled(weights=4, versions=None):
     )
 
 
-@pytest.mark.parametrize(("max_lag", "expected"), [(0, 1), (2, 2), (5, 4), (None, 4)])
+@for_each(("max_lag", "expected"), [(0, 1), (2, 2), (5, 4), (None, 4)])
 def test_no_draw_is_older_than_allowed(max_lag, expected):
     buffer = filled(versions=[6, 4, 1, 3])
     fresh = replay_fresh(buffer, version=6, max_lag=max_lag)
@@ -220,7 +221,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD)
+@for_each("words", BAD)
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.curation import (
     icpo_bonus,
@@ -46,7 +47,7 @@ def test_a_share_that_rises_and_falls():
     np.testing.assert_allclose(level, [0.1] * 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         ({"peak": 1.5}, r"warmup_cosine: peak must be in \[0, 1\]"),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import curation
 from jaxrl_llm.curation import Operation
@@ -11,7 +12,7 @@ from jaxrl_llm.curation import Operation
 LIBRARY = {"G0": "a", "G1": "b", "G2": "c"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("operations", "texts"),
     [
         ([], "abc"),
@@ -76,7 +77,7 @@ def test_clusters_of_utterances_and_pairs_of_strategies():
     assert pair.where.tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("regrets", "policy"),
     [
         ([2.0, -1.0, 1.0], [2 / 3, 0, 1 / 3]),
@@ -103,7 +104,7 @@ def test_self_play_finds_the_solution_of_a_game():
     np.testing.assert_allclose(total / 20_000, [[0.25, 0.5, 0.25]] * 2, atol=0.02)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

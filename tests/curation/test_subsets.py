@@ -5,10 +5,10 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm.advantages import grpo
 from jaxrl_llm.curation import d3s_selection, max_variance_subset, top_fraction_token_mask
@@ -162,8 +162,8 @@ def reference(advantages, mask, entropy, share, fraction, scope):
     return out.reshape(mask.shape)
 
 
-@pytest.mark.parametrize("scope", ["batch", "group"])
-@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
+@for_each("scope", ["batch", "group"])
+@for_each("progress", [0.0, 0.5, 1.0])
 def test_selection_equals_the_reference(scope, progress):
     advantages, mask, entropy = arrays()
     keep = select(advantages, mask, old_entropy=entropy, scope=scope, progress=progress)

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import (
@@ -172,7 +173,7 @@ def play(swarm, *, share=0.5, seed=0, step=0, state=None, together=True, where=(
     return collection.requests, decision.rows, state
 
 
-@pytest.mark.parametrize("together", [True, False])
+@for_each("together", [True, False])
 def test_half_of_a_batch_are_groups_of_others(together):
     swarm = Memory([group("q7"), group("q5", ("x", "yz"), ended=(False, True)), group("q7")])
     requests, rows, state = play(swarm, together=together)
@@ -192,7 +193,7 @@ def test_half_of_a_batch_are_groups_of_others(together):
     assert (int(state["shared"]), int(state["drawn"])) == (2, 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     [
         group("q1", rewards=(0.5, 0.5)),  # nothing to learn

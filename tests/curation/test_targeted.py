@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Response, replayed, targeted
@@ -160,7 +161,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@for_each("source", SOURCES)
 def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed(source):
     def play_all(resume=None, **options):
         collector, state = started(source=SOURCES[source])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import aggregate, surrogates
 from jaxrl_llm.curation import (
@@ -89,7 +90,7 @@ def test_groups_that_vary_enough():
     assert not spread_groups(rewards, where=where, keep_singletons=False)[2].any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "error", "words"),
     [
         (lambda x: role_loss_mask(x, trainable=("agent",)), ValueError, "trainable must be one of"),

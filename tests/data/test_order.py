@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.data import Cursor, take
 
@@ -66,7 +67,7 @@ def test_plain_integers_come_back():
     assert all(type(number) is int for number in (*indices, *cursor))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "told"),
     [
         ((Cursor(), 1, 0, 0), "no prompts to take; got 0"),

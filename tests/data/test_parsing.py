@@ -1,7 +1,7 @@
 import json
 import random
 
-import pytest
+from rows import for_each
 
 from jaxrl_llm.data.messages import Parsed, ToolCall
 from jaxrl_llm.data.parsing import parse_turn
@@ -24,7 +24,7 @@ def test_an_answer_that_begins_with_an_object_is_text():
     assert parse_turn(text) == Parsed(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         tagged(ADD),
@@ -66,7 +66,7 @@ def test_reasoning_comes_first_and_makes_no_calls():
     assert parse_turn("<think>\nHm", complete=False) == Parsed("", "Hm", complete=False)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["", "4", '{"answer": 4}', '{"name": "Bob", "age": 4}', "{4}", '{"name"', "a " + ADD, "{" * 99],
 )
@@ -76,7 +76,7 @@ def test_text_that_is_no_call(text):
     assert parse_turn(text) == Parsed(text.strip())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         (tagged('{"name": "add", "arguments": {'), "Expecting property name"),

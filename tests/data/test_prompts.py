@@ -5,6 +5,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm import rewards
 from jaxrl_llm.data import Prompt, PromptSet, from_reasoning_gym, split_distinct
@@ -76,7 +77,7 @@ def test_a_set_is_a_sequence():
     assert prompts[1:].source == "letters" and "3 prompts from letters" in repr(prompts)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prompts", "share", "told"),
     [
         ([], 0.2, "PromptSet: letters is empty"),
@@ -107,7 +108,7 @@ def test_reasoning_gym():
     assert prompts == from_reasoning_gym("chain_sum", size=50, seed=3, **ONE_DIGIT)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("task", "options", "told"),
     [
         ("chain_summ", {"size": 1}, "no task 'chain_summ'; did you mean 'chain_sum'"),

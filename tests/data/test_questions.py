@@ -1,4 +1,5 @@
 import pytest
+from rows import for_each
 
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import encode_prompts
@@ -20,8 +21,8 @@ def encode(text, tokenizer, **options):
     return question.tokens
 
 
-@pytest.mark.parametrize("kind", [ByteTokenizer, Prefixed])
-@pytest.mark.parametrize("system", [None, "Be brief."])
+@for_each("kind", [ByteTokenizer, Prefixed])
+@for_each("system", [None, "Be brief."])
 def test_a_question_cannot_speak_for_the_template(kind, system):
     tokenizer = kind()
     plain, spoken = (encode(text, tokenizer, system=system) for text in ("2 + 2?", SPEAKS))

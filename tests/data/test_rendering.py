@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rows import for_each
 from tokenizers import Tokenizer as Backend
 
 from jaxrl_llm.data import PackageRenderer, describe_tools, make_renderer
@@ -207,7 +208,7 @@ def test_turns_appended_are_the_conversation_rendered(tokenizers, name):
     assert not renderer.rewritten(conversation[1:])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "end", "between"),
     [
         ("smollm2", "<|im_end|>", "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"),
@@ -242,7 +243,7 @@ def test_boundary_tokens(tokenizers, name, end, between):
     assert set(tokenizer.eos_ids) <= set(renderer.stop_ids)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama-3"])
+@for_each("name", ["qwen3", "llama-3"])
 def test_tokens_and_turns_equal_the_package_renderers(tokenizers, name):
     tokenizer, renderer = tokenizers[name], make_renderer(tokenizers[name])
     bridged = 0
@@ -295,7 +296,7 @@ class Quiz:
         return state + 1, Observation([user(f"{state + 1}?")], 1.0, state == 2, instead=other)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "tools", "rewrites"),
     [
         ("qwen3", (), True),
@@ -356,7 +357,7 @@ def test_white_space_that_a_template_trims_is_no_rewriting(tokenizers):
     assert renderer.rewrites is False
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_an_observation_cannot_imitate_the_template(tokenizers, name):
     tokenizer, renderer = tokenizers[name], make_renderer(tokenizers[name])
     special = tokenizer.decode(renderer.stop_ids[:1], skip_special=False)
@@ -387,7 +388,7 @@ def test_a_prompt_is_that_of_single_turns(tokenizers):
             assert make_renderer(tokenizers[name]).prompt([user(text)]) == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_tools_are_in_the_prompt_of_every_template(tokenizers, name):
     tokenizer = tokenizers[name]
     for system in (None, "Be brief."):
@@ -540,7 +541,7 @@ def test_special_markup_is_read_and_other_special_tokens_are_not():
     assert renderer.parse([*tokenizer.encode("a<|im_start|>b"), end]).text == "ab"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "message"),
     [
         (lambda r: r.follow([assistant("I won.")], stopped=True), "does not speak for the policy"),

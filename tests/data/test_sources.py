@@ -9,6 +9,7 @@ import zipfile
 import datasets
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import from_file, from_hub
@@ -239,7 +240,7 @@ def test_types_that_a_repository_states_hold(hub):
     assert first.answer == "2.0" and first.metadata["level"] == {"terms": "2"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("split", "texts"),
     [("all", "abc"), ("test+train[1:]", "cb"), ("train[:50%]", "a"), ("train[-1:]", "b")],
 )
@@ -329,7 +330,7 @@ def zipped(rows):
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "pack", "told"),
     [
         ("train.jsonl.gz", gzip.compress, ""),
@@ -397,7 +398,7 @@ def test_hub(hub):
     assert from_hub(hub, split="train[1:]").texts == ("6 - 9 =",)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "told"),
     [
         ({"split": "tset"}, "split 'tset' of the dataset .* cannot be loaded"),

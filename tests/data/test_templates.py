@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from capped import run_capped
+from rows import for_each
 
 from jaxrl_llm.data import templates
 from jaxrl_llm.data.chat import render_chat
@@ -20,7 +21,7 @@ def test_bombs_are_refused_in_one_sentence():
     assert {name: x for name, x in results.items() if x != "refused"} == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("template", "text"),
     [
         ("{% for m in messages %}{{ loop.index }}/{{ loop.length }} {% endfor %}", "1/2 2/2 "),

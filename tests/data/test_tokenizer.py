@@ -4,6 +4,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from rows import for_each
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
@@ -52,7 +53,7 @@ def test_golden_data_is_what_it_claims():
     assert len({row["text"] for row in DATA["strings"]}) == 200
 
 
-@pytest.mark.parametrize("number", range(200))
+@for_each("number", range(200))
 def test_ids_equal_transformers(smollm2, number):
     row = DATA["strings"][number]
     assert smollm2.encode(row["text"]) == row["ids"]
@@ -89,7 +90,7 @@ def test_special_tokens_as_plain_text(smollm2):
     assert 2 in smollm2.encode(text), "the switch must not stick"
 
 
-@pytest.mark.parametrize("number", range(len(DATA["chats"])))
+@for_each("number", range(len(DATA["chats"])))
 def test_chats_equal_transformers(smollm2, number):
     row = DATA["chats"][number]
     template = DATA["templates"].get(row["template"], smollm2.template)
@@ -128,7 +129,7 @@ def test_ids_of_a_padded_vocabulary_are_left_out(smollm2):
     assert smollm2.decode([49152], skip_special=False) == smollm2.decode([]) == ""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (lambda t: t.encode(b"abc"), TypeError, "string, got bytes"),
@@ -146,7 +147,7 @@ def test_bad_input_is_named(smollm2, call, error, message):
         call(smollm2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("template", "message"),
     [
         ("{{ raise_exception('no systems') }}", "no systems"),

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from rows import for_each
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from jaxrl_llm.core.reasoning import Continuation
@@ -80,8 +81,8 @@ ASK = [{"role": "user", "content": "2+2?"}]
 TAGS = "<think>", "</think>"
 
 
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize(
+@for_each("text", TEXTS)
+@for_each(
     ("shape", "tags"),
     [
         *((x, ()) for x in ("chatml", "trims", "cohere", "[INST]")),
@@ -110,7 +111,7 @@ def test_prompt_and_response_are_the_conversation(shape, tags, text):
     assert begun.endswith(text[-4:])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("shape", "text", "written"),
     [
         ("qwen3", "It is 4.", "<think>\n\n</think>\n\nIt is 4.<|im_end|>"),
@@ -145,7 +146,7 @@ def test_what_a_template_writes_in_a_turn_is_in_the_response(shape, text, writte
     ]
 
 
-@pytest.mark.parametrize("shape", ["chatml", "qwen3", "qwen3.5", "channels", "fields"])
+@for_each("shape", ["chatml", "qwen3", "qwen3.5", "channels", "fields"])
 def test_a_response_cannot_write_for_the_template(shape):
     of = tokenizer(shape, "<think>", "</think>")
     encoder = TextEncoder(of, 999)
@@ -157,7 +158,7 @@ def test_a_response_cannot_write_for_the_template(shape):
         assert spoken(tokens, of).count("<|im_start|>user\n<|start|>x") == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("shape", "text", "reason"),
     [
         ("drops", "plain", r"the prompt ends with .*<think>\\n', the conversation with .*It is 4"),

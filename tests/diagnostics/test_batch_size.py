@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import diagnostics as d
 
@@ -53,7 +54,7 @@ def test_no_batch_reaches_the_goal_sooner_than_the_fastest():
     assert time(best) < min(time(best * 1.2), time(best / 1.2))
 
 
-@pytest.mark.parametrize(("alpha", "count"), [(0.3, 5), (1.5, 2), (0.3, 10), (0.15, 5)])
+@for_each(("alpha", "count"), [(0.3, 5), (1.5, 2), (0.3, 10), (0.15, 5)])
 def test_the_plateau_is_where_the_recursion_stays(alpha, count):
     h, noise, variance = 1.2, 0.7, 0.0
     for _ in range(2000):
@@ -77,7 +78,7 @@ def test_rollouts_and_minibatches_grow_together():
         assert step.samples == step.minibatches * step.minibatch_size
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (lambda: d.gradient_noise(1.0, 1.0, small_batch=8, large_batch=8), ValueError, "above"),

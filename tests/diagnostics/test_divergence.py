@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.corrections import importance_weights
 from jaxrl_llm.diagnostics import (
@@ -108,7 +109,7 @@ def test_rejection_metrics_count_what_each_rule_rejects():
 ONES, TRUE = np.ones((2, 3)), np.ones((2, 3), bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (mismatch_metrics, TypeError, "mismatch_metrics: mask must be bool"),
@@ -122,7 +123,7 @@ def test_bad_input(call, error, message):
         call(ONES, ONES, ONES)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rules", "error", "message"),
     [
         ((), ValueError, "rules is empty"),

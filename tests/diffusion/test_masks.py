@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import diffusion
 
@@ -98,7 +99,7 @@ def test_prompt_masks():
     np.testing.assert_allclose(share, 0.15, atol=0.02)
 
 
-@pytest.mark.parametrize("draws", ["independent", "antithetic", "stratified"])
+@for_each("draws", ["independent", "antithetic", "stratified"])
 def test_levels_are_uniform(draws):
     t = np.asarray(diffusion.noise_levels(KEY, (2000,), samples=4, draws=draws, least=0.1))
     assert t.shape == (4, 2000) and t.min() >= 0.1 and t.max() <= 1.0

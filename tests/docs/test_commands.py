@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
+from rows import for_each
 
 from jaxrl_llm.cli import options
 from jaxrl_llm.cli.train import config_words
@@ -25,7 +25,7 @@ PAGES = [
 DEVICES = {"pods": [64, 64, 8, 32, 32], "scaling": [128]}
 
 
-@pytest.mark.parametrize("page", DEVICES)
+@for_each("page", DEVICES)
 def test_commands_lay_out_all_devices(page):
     text = re.sub(r"\\\n\s*", "", (ROOT / "docs" / f"{page}.md").read_text())
     blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
@@ -55,7 +55,7 @@ def required_arguments(path: Path) -> tuple[list[str], int]:
     return required, positionals
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+@for_each("page", PAGES, ids=lambda path: path.stem)
 def test_commands_of_benchmarks_have_the_arguments_that_they_require(page):
     for name, rest in BENCHMARK.findall(page.read_text(encoding="utf-8")):
         path = ROOT.joinpath("benchmarks", *name.split("."))

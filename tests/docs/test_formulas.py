@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 
@@ -18,7 +18,7 @@ finally:
     sys.path.remove(str(EXTENSIONS))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "latex"),
     [
         # A fraction of one factor by one factor; a function by its name.

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-import pytest
+from rows import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,12 +39,12 @@ def broken(page: Path, text: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@for_each("page", PAGES, ids=lambda page: page.stem)
 def test_links_of_pages(page):
     assert not broken(page, prose(page.read_text()))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@for_each("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_links_of_notebooks(path):
     cells = json.loads(path.read_text())["cells"]
     text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")

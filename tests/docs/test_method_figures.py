@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import catalog
@@ -26,7 +27,7 @@ def chosen(key):
         return figures.choose(method)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "kind"),
     [
         ("kl_estimators", "penalty"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import accepted
 from jaxrl_llm.recipes import catalog, polychromic
@@ -76,7 +77,7 @@ def test_a_method_reads_its_entries(entry, name):
     assert (advantages(recipe, other) != advantages(recipe, batch)).any()
 
 
-@pytest.mark.parametrize("name", ENDS_ALONE)
+@for_each("name", ENDS_ALONE)
 def test_some_read_only_where_steps_end(name):
     recipe = catalog.preset(name, length=8, num_prompts=8)
     check_fields(recipe, ())  # without an environment

@@ -3,11 +3,12 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.environments.arithmetic import calculate
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "value"),
     [
         ("2 + 3 * 4", "14"),
@@ -51,7 +52,7 @@ def _split(text):
     return text.split()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.environments import Gridworld, MemoryBandit, Parsed, stack
 from jaxrl_llm.testing import check_env
@@ -82,7 +83,7 @@ def test_the_gridworld_by_hand():
         env.step(state, Parsed("east"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reply", "action"),
     [
         ("Let's go east", 1),
@@ -172,7 +173,7 @@ def test_a_bandit_names_the_history():
         assert (seen.messages[0]["content"], seen.state) == (text, name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: Gridworld("S.\nG"), "rows of equal length"),

@@ -1,6 +1,7 @@
 """Gymnasium in text: compared with the same environments stepped directly."""
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.environments import Gymnasium, Parsed
 from jaxrl_llm.testing import check_env
@@ -92,7 +93,7 @@ def test_a_time_limit_stops_and_is_no_end():
     assert seen.stopped and not seen.done
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("env", "message"),
     [
         (Gymnasium("Pendulum-v1"), "take neither numbers nor texts"),

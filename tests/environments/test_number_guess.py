@@ -1,6 +1,7 @@
 """The game of numbers: hints, rewards, names of states."""
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.environments import NumberGuess, Parsed
 from jaxrl_llm.testing import check_env
@@ -56,7 +57,7 @@ def test_the_seed_draws_every_number():
     assert {env.reset({}, seed)[0].secret for seed in range(100)} == set(range(1, 8))
 
 
-@pytest.mark.parametrize("options", [{"high": 1}, {"turns": 0}])
+@for_each("options", [{"high": 1}, {"turns": 0}])
 def test_bad_options_are_refused(options):
     with pytest.raises(ValueError, match="high must be at least 2 and turns at least 1"):
         NumberGuess(**options)

@@ -1,6 +1,7 @@
 """Recorded episodes of an expert."""
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.data.parsing import parse_turn
 from jaxrl_llm.environments import Parsed, SemiOnline
@@ -20,7 +21,7 @@ def play(env, replies):
     return told, observations
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("limit", "instead", "ends"),
     [
         (0, [None], (False, True)),
@@ -47,7 +48,7 @@ def test_half_a_grade_is_no_match_and_a_reply_that_breaks_off_has_no_form():
     assert seen.info == {"expert_match": 0.0, "grade": 0.5}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "turn",
     [
         '<tool_call>{"name": "tap", "arguments": {"x": 1, "y": 2}}</tool_call>',
@@ -64,9 +65,7 @@ def test_the_experts_own_turn_matches(turn):
     assert seen.info["expert_match"] == 0.0
 
 
-@pytest.mark.parametrize(
-    "turn", ['<tool_call>{"action": "click", "x": 1}</tool_call>', "<think>hm</think>"]
-)
+@for_each("turn", ['<tool_call>{"action": "click", "x": 1}</tool_call>', "<think>hm</think>"])
 def test_an_expert_turn_of_another_form_is_matched_by_nothing_empty(turn):
     for reply in ('<tool_call>{"action": "wait"}</tool_call>', "", turn):
         state, _ = SemiOnline().reset({"observations": ["a", "b"], "actions": [turn, "x"]}, 0)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.environments import NumberGuess, Parsed, Subgoals, token_roles, turn_parts
 from jaxrl_llm.testing import check_env
@@ -10,7 +11,7 @@ from jaxrl_llm.testing import check_env
 TURN = "<switch>SWITCH</switch>\n<subgoal>halve it</subgoal>\n<action>{}</action>"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("switch", "begins"),
     [
         ("<switch>SWITCH</switch>", True),

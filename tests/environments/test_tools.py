@@ -4,6 +4,7 @@ import types
 from typing import Any, Literal, Optional
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.data.parsing import parse_turn
 from jaxrl_llm.environments import (
@@ -133,7 +134,7 @@ async def later(a: int):
     """Adds."""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "message"),
     [
         (no_docstring, "no_docstring needs a docstring"),
@@ -169,7 +170,7 @@ def test_answers():
     assert ask("odd", {"n": 3}, [odd]) == "a" * 4000 + "\n... (5000 more characters)"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "arguments", "message"),
     [
         ("serach", {}, 'there is no tool "serach"; the tools are: search, calculator'),
@@ -371,7 +372,7 @@ def test_calls_beside_a_malformed_one_and_too_many():
     assert seen.messages[2]["content"].startswith("Error: 3 calls were not made: at most 2")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"tools": [calculator, calculator]}, "two tools have the name 'calculator'"),

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.data.rendering import encode_chat
 from jaxrl_llm.environments import (
@@ -33,7 +34,7 @@ def reply(calls):
     return Parsed("" if calls else "That is it.", calls=calls)
 
 
-@pytest.mark.parametrize("k", range(len(EPISODES)))
+@for_each("k", range(len(EPISODES)))
 def test_an_episode_is_what_the_trainer_of_trl_makes(k):
     turns, most = EPISODES[k]
     expected = DATA["episodes"][k]
@@ -143,7 +144,7 @@ def test_an_answer_with_half_a_character_is_a_text():
     assert seen.messages[0]["content"].encode() == b"?"
 
 
-@pytest.mark.parametrize("name", ["sell<eos>", "\ud83d", "a b"])
+@for_each("name", ["sell<eos>", "\ud83d", "a b"])
 def test_a_name_that_no_template_could_write_is_unknown(name):
     """Else the policy could end its episode, which is then dropped in place of scored."""
     env = TRLEnv(Shop)
@@ -179,7 +180,7 @@ def test_a_class_that_lacks_a_method_is_refused():
         TRLEnv(Bare).reset({}, 0)
 
 
-@pytest.mark.parametrize("error", [SandboxError("no bwrap"), SubagentError("no subagent answers")])
+@for_each("error", [SandboxError("no bwrap"), SubagentError("no subagent answers")])
 def test_what_is_no_fault_of_the_call_ends_the_episode(error):
     class Broken(Shop):
         def run(self) -> str:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 
 from jaxrl_llm import testing
 from jaxrl_llm.evolution import (
@@ -206,7 +207,7 @@ def _evolve(score=lambda members, step: quadratic(flat(members)), **options):
     return evolve(SMALL, KEY, score, **{"steps": 1, "optimizer": optax.sgd(1.0), **options})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: quadratic(jnp.array(1.0)), ValueError, "x must have at least 1 axis"),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.evolution import (
@@ -133,8 +134,8 @@ def _rows(where, count=1):
     return None if where is None else jnp.tile(where, (count, 1))
 
 
-@pytest.mark.parametrize("name", COUNTED)
-@pytest.mark.parametrize("left_out", [[2, 3], [4, 5, 8, 9], range(4, 10)])
+@for_each("name", COUNTED)
+@for_each("left_out", [[2, 3], [4, 5, 8, 9], range(4, 10)])
 def test_fitness_is_that_of_the_members_that_count(name, left_out):
     shape = COUNTED[name]
     scores = np.random.default_rng(len(left_out)).integers(-3, 4, 12).astype(np.float32)
@@ -164,7 +165,7 @@ def test_a_pair_without_a_grade_has_no_vote():
     assert pair_sign(jnp.array([jnp.nan, 1.0, 1.0, jnp.nan, 2.0, 1.0])).tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@for_each("k", [1, 2, 3, 5])
 def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
     tries = np.random.default_rng(k).normal(size=(3, 5)).astype(np.float32)
     expected = [[max(x) for x in itertools.combinations(row, k)] for row in tries]
@@ -173,7 +174,7 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
         close(best_of(jnp.asarray(tries)), tries.max(1))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: zscore(jnp.arange(4)), TypeError, "zscore: scores must be floating point"),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from rows import for_each
 
 from jaxrl_llm.evolution import (
     eggroll_grad,
@@ -132,7 +133,7 @@ def test_the_smoothed_derivative_of_a_sine(rank, expected):
     assert abs(-estimate() - expected) < 0.012
 
 
-@pytest.mark.parametrize("rank", [1, 2])
+@for_each("rank", [1, 2])
 def test_the_rank_of_an_update_is_at_most_that_of_its_draws(rank):
     params = {"w": jnp.zeros((16, 12))}
     found = grad(F, params, leaf_classes(params), rank=rank)["w"]
@@ -204,7 +205,7 @@ def test_sharded_is_unsharded():
     jax.tree.map(np.testing.assert_array_equal, found, jax.jit(draw)(params, members))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"fitness": F[:3]}, ValueError, r"even number .* got shape \(3,\), so that one has no"),

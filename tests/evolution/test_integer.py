@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import evolution as es
 from jaxrl_llm.evolution import LowRank, leaf_key, pair_sign
@@ -36,9 +37,7 @@ def test_worked_numbers():
     assert float(es.egg_alpha(0)) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("threshold", "limit"), [(0, 0), (10, 1280), (26, 3328), (29, 3712), (41, 5248)]
-)
+@for_each(("threshold", "limit"), [(0, 0), (10, 1280), (26, 3328), (29, 3712), (41, 5248)])
 def test_a_weight_moves_by_one_where_the_votes_reach_the_limit(threshold, limit):
     votes = jnp.array([limit, -limit, limit - 1, 1 - limit, 10**6, 0])
     w = i8([0, 0, 0, 0, 127, 0])
@@ -131,7 +130,7 @@ def test_norm_cell_and_score():
     np.testing.assert_allclose(score / 16, exact[np.arange(20), targets], atol=0.1)
 
 
-@pytest.mark.parametrize("total", [16, 17, 31, 32, 33, 13710, 2**20 - 1, 2**20, 2**28])
+@for_each("total", [16, 17, 31, 32, 33, 13710, 2**20 - 1, 2**20, 2**28])
 def test_the_integer_logarithm_is_exact(total):
     from jaxrl_llm.evolution.integer import _LOG2
 
@@ -181,7 +180,7 @@ def test_ternary_values_survive_packing():
     np.testing.assert_array_equal(es.unpack_ternary(packed, 17), values)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: es.int8_table(KEY, size=1000), ValueError, "power of two; got 1000"),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 
 from jaxrl_llm.evolution import eggroll_grad, full_rank, leaf_classes, leaf_table, moving
 from jaxrl_llm.testing import tiny_model
@@ -120,7 +121,7 @@ def test_full_rank_moves_the_same_leaves():
     assert set(jax.tree.leaves(full_rank(classes))) == {"full", "frozen"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "words"),
     [
         (

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.evolution import antithetic, full_noise, leaf_key, lowrank_noise
 
@@ -99,7 +100,7 @@ def test_the_dtype_decides_what_is_drawn():
     assert full_noise(KEY, 0, members, (3,), dtype=jnp.float16).eps.dtype == jnp.float16
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: leaf_key(jax.random.PRNGKey(0), "w"), TypeError, "key must be one typed key"),

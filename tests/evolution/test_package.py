@@ -3,14 +3,14 @@
 import inspect
 import re
 
-import pytest
+from rows import for_each
 
 from jaxrl_llm import evolution
 
 ENTRY = r"\n  (\w+(?:, \w+)*):\s+See the\s+package\."
 
 
-@pytest.mark.parametrize("name", evolution.__all__)
+@for_each("name", evolution.__all__)
 def test_the_package_describes_the_arguments_that_refer_to_it(name):
     text = inspect.getdoc(getattr(evolution, name))
     for entry in re.findall(ENTRY, text):

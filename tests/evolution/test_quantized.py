@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 
 from jaxrl_llm import evolution as es
 
@@ -25,7 +26,7 @@ def test_no_update_is_no_step():
         assert es.quantized_step(Q, jnp.full(4, value), tau=0.0).tolist() == Q.tolist()
 
 
-@pytest.mark.parametrize("axis", [-1, -2, 0, 1])
+@for_each("axis", [-1, -2, 0, 1])
 def test_quantizing_is_within_half_a_unit(axis):
     w = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     w[0] = 0.0
@@ -85,7 +86,7 @@ def test_int8_weights_follow_a_teacher():
     assert score(new) > 0.3 * score(params)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: es.quantize_int8(jnp.ones((2, 2), int)), TypeError, "w must be floating point"),

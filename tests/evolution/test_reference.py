@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 
 from jaxrl_llm.evolution import (
     eggroll_grad,
@@ -96,7 +97,7 @@ def test_it_climbs():
     assert np.abs(params["w"] - target).max() < 0.1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "words"),
     [
         (

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.evolution import (
     Sparse,
@@ -86,7 +87,7 @@ def test_sparse_estimates_the_gradient_at_the_same_step():
 NOISE = sparse_noise(KEY, 0, jnp.arange(2), (3, 5))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "words"),
     [
         (lambda: sparse_noise(KEY, 0, jnp.arange(2), (3,)), "must be that of a matrix"),

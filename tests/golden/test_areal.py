@@ -4,9 +4,9 @@ import golden_data
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import far_from_old, far_from_reference, kl, loss, twenty
+from rows import for_each
 
 from jaxrl_llm import advantages, aggregate, corrections, rewards, surrogates
 from jaxrl_llm.core import bind
@@ -159,7 +159,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), AREAL.cases())
+@for_each(("name", "case"), AREAL.cases())
 def test_numbers_of_areal(name, case):
     golden_data.check(AREAL, TABLE, name, case)
 

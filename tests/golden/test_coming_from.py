@@ -8,6 +8,7 @@ import golden_data
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Recipe, catalog
@@ -21,7 +22,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("page", coming_from.PAGES)
+@for_each("page", coming_from.PAGES)
 def test_the_tables_are_current(page):
     assert coming_from.write(TEXTS[page], page) == TEXTS[page], (
         "run python tests/golden/coming_from.py"
@@ -60,7 +61,7 @@ def combined(page):
     return {name: value for name, value in names.items() if isinstance(value, Recipe)}
 
 
-@pytest.mark.parametrize("which", ["trl recipe", "verl recipe", "verl grpo"])
+@for_each("which", ["trl recipe", "verl recipe", "verl grpo"])
 def test_several_settings_are_the_loss_that_the_page_says(which):
     page, name = which.split()
     rng, shape, G = np.random.default_rng(0), (3, 4, 6), 4
@@ -126,7 +127,7 @@ def test_a_file_of_verl_is_read_as_its_page_says(tmp_path):
     assert row.ours == NONE and "ends the run before its first step" in TEXTS["verl"]
 
 
-@pytest.mark.parametrize("page", coming_from.PAGES)
+@for_each("page", coming_from.PAGES)
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", TEXTS[page]):
         if not target.startswith("http"):

@@ -5,6 +5,7 @@ from pathlib import Path
 import confirmed
 import golden_data
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import catalog
@@ -31,7 +32,7 @@ def test_a_row_has_only_comparisons_of_its_own_functions():
         assert not [row for row in rows if row.function not in own], key
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "paths"),
     [
         # By the slots, in the options of a bind, and in a collector that has another as its source.
@@ -58,7 +59,7 @@ def test_every_peer_of_the_data_is_named_and_no_other():
         assert not any(label in method.verified_against for label in LABELS)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "peer", "functions", "options"),
     [
         # Peers that confirm a piece of a method and no more.

@@ -2,7 +2,7 @@
 
 import documented
 import numpy as np
-import pytest
+from rows import for_each
 
 PAGE = documented.PAGE.read_text(encoding="utf-8")
 TABLES = {m[2]: m[3] for m in documented.TABLE.finditer(PAGE)}
@@ -17,7 +17,7 @@ def test_every_example_has_its_table():
     assert set(TABLES) == set(documented.examples())
 
 
-@pytest.mark.parametrize("name", sorted(TABLES))
+@for_each("name", sorted(TABLES))
 def test_numbers_of_the_page(name):
     written, computed = rows(TABLES[name]), rows(documented.table(documented.examples()[name]))
     assert written.keys() == computed.keys()
@@ -25,7 +25,7 @@ def test_numbers_of_the_page(name):
     np.testing.assert_allclose(*pair, rtol=2e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", sorted(TABLES))
+@for_each("name", sorted(TABLES))
 def test_the_numbers_are_different(name):
     numbers = list(rows(TABLES[name]).values())
     assert np.ptp(numbers) > 1e-4 * np.max(np.abs(numbers))

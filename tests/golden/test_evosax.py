@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from golden_data import Difference, Ours
+from rows import for_each
 
 from jaxrl_llm import evolution
 from jaxrl_llm.evolution import noise
@@ -110,7 +110,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), EVOSAX.cases())
+@for_each(("name", "case"), EVOSAX.cases())
 def test_numbers_of_evosax(name, case):
     golden_data.check(EVOSAX, TABLE, name, case)
 

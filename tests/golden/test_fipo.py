@@ -3,9 +3,9 @@
 import golden_data
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import loss
+from rows import for_each
 
 from jaxrl_llm import surrogates
 
@@ -49,7 +49,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), FIPO.cases())
+@for_each(("name", "case"), FIPO.cases())
 def test_numbers_of_the_authors(name, case):
     golden_data.check(FIPO, TABLE, name, case)
 

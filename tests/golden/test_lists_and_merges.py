@@ -4,8 +4,8 @@ import golden_data
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from golden_data import Ours
+from rows import for_each
 
 from jaxrl_llm import curation, models, preferences
 
@@ -157,11 +157,11 @@ PEERS = {name: golden_data.load(name) for name in TABLES}
 CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]
 
 
-@pytest.mark.parametrize(("peer", "name", "case"), CASES)
+@for_each(("peer", "name", "case"), CASES)
 def test_numbers_of_others(peer, name, case):
     golden_data.check(PEERS[peer], TABLES[peer], name, case)
 
 
-@pytest.mark.parametrize("peer", PEERS)
+@for_each("peer", PEERS)
 def test_every_entry_is_compared(peer):
     golden_data.check_complete(PEERS[peer], TABLES[peer])

@@ -2,9 +2,9 @@
 
 import golden_data
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import advantage, far_from_reference, kl, loss, twenty
+from rows import for_each
 from test_preferences import of_pairs
 
 from jaxrl_llm import advantages, aggregate, corrections, preferences, surrogates
@@ -100,7 +100,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), OPENRLHF.cases())
+@for_each(("name", "case"), OPENRLHF.cases())
 def test_numbers_of_openrlhf(name, case):
     golden_data.check(OPENRLHF, TABLE, name, case)
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from golden_data import Ours
+from rows import for_each
 
 from jaxrl_llm import aggregate, curation, surrogates
 
@@ -179,6 +180,6 @@ def test_numbers_of_the_authors(peer, name, case):
     golden_data.check(PEERS[peer], TABLES[peer], name, case)
 
 
-@pytest.mark.parametrize("peer", PEERS)
+@for_each("peer", PEERS)
 def test_every_entry_is_compared(peer):
     golden_data.check_complete(PEERS[peer], TABLES[peer])

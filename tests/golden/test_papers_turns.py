@@ -2,8 +2,8 @@
 
 import golden_data
 import jax.numpy as jnp
-import pytest
 from golden_data import Ours
+from rows import for_each
 
 from jaxrl_llm import advantages
 from jaxrl_llm.core import masking
@@ -115,11 +115,11 @@ PEERS = {name: golden_data.load(name) for name in TABLES}
 CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]
 
 
-@pytest.mark.parametrize(("peer", "name", "case"), CASES)
+@for_each(("peer", "name", "case"), CASES)
 def test_numbers_of_the_authors(peer, name, case):
     golden_data.check(PEERS[peer], TABLES[peer], name, case)
 
 
-@pytest.mark.parametrize("peer", PEERS)
+@for_each("peer", PEERS)
 def test_every_entry_is_compared(peer):
     golden_data.check_complete(PEERS[peer], TABLES[peer])

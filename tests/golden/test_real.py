@@ -2,8 +2,8 @@
 
 import golden_data
 import jax
-import pytest
 from golden_data import Ours
+from rows import for_each
 
 from jaxrl_llm import advantages, aggregate, surrogates
 
@@ -28,7 +28,7 @@ def real(**options):
 TABLE = {"script": Ours(real()), "soft": Ours(real(tau=2.0))}
 
 
-@pytest.mark.parametrize(("name", "case"), REAL.cases())
+@for_each(("name", "case"), REAL.cases())
 def test_numbers_of_the_authors(name, case):
     golden_data.check(REAL, TABLE, name, case)
 

@@ -4,8 +4,8 @@ import golden_data
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
+from rows import for_each
 
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 
@@ -101,7 +101,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), RLAX.cases())
+@for_each(("name", "case"), RLAX.cases())
 def test_numbers_of_rlax(name, case):
     golden_data.check(RLAX, TABLE, name, case)
 

@@ -2,9 +2,9 @@
 
 import golden_data
 import jax.numpy as jnp
-import pytest
 from golden_data import Ours
 from golden_ours import loss
+from rows import for_each
 
 from jaxrl_llm import surrogates
 
@@ -19,7 +19,7 @@ def total(mask):
 TABLE = {"topr": Ours(loss(surrogates.topr, total, level="token"))}
 
 
-@pytest.mark.parametrize(("name", "case"), ROLL.cases())
+@for_each(("name", "case"), ROLL.cases())
 def test_numbers_of_roll(name, case):
     golden_data.check(ROLL, TABLE, name, case)
 

@@ -4,9 +4,9 @@ import golden_data
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import far_from_old, far_from_reference, k3_of_twenty, kl, loss, twenty
+from rows import for_each
 
 from jaxrl_llm import advantages, corrections, curation, regularizers, surrogates
 
@@ -128,7 +128,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), SLIME.cases())
+@for_each(("name", "case"), SLIME.cases())
 def test_numbers_of_slime(name, case):
     golden_data.check(SLIME, TABLE, name, case)
 

@@ -3,9 +3,9 @@
 import golden_data
 import jax
 import jax.numpy as jnp
-import pytest
 from golden_data import Ours
 from golden_ours import loss
+from rows import for_each
 
 from jaxrl_llm import advantages, aggregate, surrogates
 
@@ -54,7 +54,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), SWIFT.cases())
+@for_each(("name", "case"), SWIFT.cases())
 def test_numbers_of_swift(name, case):
     golden_data.check(SWIFT, TABLE, name, case)
 

@@ -2,8 +2,8 @@
 
 import golden_data
 import jax
-import pytest
 from golden_data import Ours
+from rows import for_each
 
 from jaxrl_llm import aggregate, curation, surrogates
 
@@ -36,7 +36,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), TRINITY.cases())
+@for_each(("name", "case"), TRINITY.cases())
 def test_numbers_of_trinity(name, case):
     golden_data.check(TRINITY, TABLE, name, case)
 

@@ -1,8 +1,8 @@
 """Our advantages and importance weights against the numbers of TRL's trainers."""
 
 import golden_data
-import pytest
 from golden_data import Ours
+from rows import for_each
 
 from jaxrl_llm import advantages, corrections
 
@@ -51,7 +51,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), TRL.cases())
+@for_each(("name", "case"), TRL.cases())
 def test_numbers_of_trl(name, case):
     golden_data.check(TRL, TABLE, name, case)
 

@@ -4,9 +4,9 @@ import golden_data
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import clamped_ratio, empty_rows_count, loss
+from rows import for_each
 
 from jaxrl_llm import (
     aggregate,
@@ -235,7 +235,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), TRL.cases())
+@for_each(("name", "case"), TRL.cases())
 def test_numbers_of_trl(name, case):
     golden_data.check(TRL, TABLE, name, case)
 

@@ -3,8 +3,8 @@
 import golden_data
 import jax
 import jax.numpy as jnp
-import pytest
 from golden_data import Ours
+from rows import for_each
 
 from jaxrl_llm import regularizers, rewards, surrogates
 
@@ -38,7 +38,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), TRL.cases())
+@for_each(("name", "case"), TRL.cases())
 def test_numbers_of_trl(name, case):
     golden_data.check(TRL, TABLE, name, case)
 

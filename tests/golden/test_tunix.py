@@ -3,7 +3,6 @@
 import golden_data
 import jax
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import (
     aggregation,
@@ -15,6 +14,7 @@ from golden_ours import (
     replaced,
     twenty,
 )
+from rows import for_each
 
 from jaxrl_llm import advantages, aggregate, regularizers, rewards, surrogates
 
@@ -145,7 +145,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), TUNIX.cases())
+@for_each(("name", "case"), TUNIX.cases())
 def test_numbers_of_tunix(name, case):
     golden_data.check(TUNIX, TABLE, name, case)
 

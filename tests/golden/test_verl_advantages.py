@@ -2,9 +2,9 @@
 
 import golden_data
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import advantage, spread, where
+from rows import for_each
 
 from jaxrl_llm import advantages
 from jaxrl_llm.core import masking
@@ -127,7 +127,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), VERL.cases())
+@for_each(("name", "case"), VERL.cases())
 def test_numbers_of_verl(name, case):
     golden_data.check(VERL, TABLE, name, case)
 

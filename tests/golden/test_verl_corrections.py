@@ -2,9 +2,9 @@
 
 import golden_data
 import jax
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import replaced
+from rows import for_each
 
 from jaxrl_llm import aggregate, corrections, diagnostics, surrogates
 from jaxrl_llm.core import bind
@@ -129,7 +129,7 @@ TABLE |= {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), VERL.cases())
+@for_each(("name", "case"), VERL.cases())
 def test_numbers_of_verl(name, case):
     golden_data.check(VERL, TABLE, name, case)
 

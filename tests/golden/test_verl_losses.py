@@ -4,7 +4,6 @@ import golden_data
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from golden_data import Difference, Ours
 from golden_ours import (
     aggregation,
@@ -17,6 +16,7 @@ from golden_ours import (
     replaced,
     twenty,
 )
+from rows import for_each
 
 from jaxrl_llm import aggregate, regularizers, surrogates
 
@@ -164,7 +164,7 @@ TERMS = {
 TABLE = LOSSES | TERMS
 
 
-@pytest.mark.parametrize(("name", "case"), VERL.cases())
+@for_each(("name", "case"), VERL.cases())
 def test_numbers_of_verl(name, case):
     golden_data.check(VERL, TABLE, name, case)
 

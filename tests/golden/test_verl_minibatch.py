@@ -3,8 +3,8 @@
 import golden_data
 import jax
 import jax.numpy as jnp
-import pytest
 from golden_data import Ours
+from rows import for_each
 
 from jaxrl_llm import advantages, aggregate, recipes
 from jaxrl_llm.core import stateless
@@ -49,12 +49,12 @@ def test_every_entry_of_the_data_is_here():
     golden_data.check_complete(VERL, MINIBATCHES)
 
 
-@pytest.mark.parametrize(("name", "case"), VERL.cases())
+@for_each(("name", "case"), VERL.cases())
 def test_minibatches(name, case):
     golden_data.check(VERL, MINIBATCHES, name, case)
 
 
-@pytest.mark.parametrize("case", VERL.entries["grpo_token_mean"]["cases"])
+@for_each("case", VERL.entries["grpo_token_mean"]["cases"])
 def test_the_two_minibatches_differ_in_tokens(case):
     """Else a weighting by the tokens of the whole batch would give the same gradients."""
     a = VERL.inputs["minibatch"][case]

@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.models.config import ModelConfig, differences
 from jaxrl_llm.models.layers import ExpertsConfig, LayerKind
@@ -93,7 +94,7 @@ def test_architecture_from_model_type_alone():
     assert config.architecture == "qwen3"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "rope",
     [
         {"rope_theta": 500000.0, "rope_scaling": LLAMA3},
@@ -119,7 +120,7 @@ def test_default_rope_of_the_new_form():
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "expected"),
     [
         # 0.1 log 4 + 1
@@ -169,7 +170,7 @@ def test_a_rope_scaling_wins_over_rope_parameters_as_in_transformers():
             ModelConfig.from_hf(changed(**broken))
 
 
-@pytest.mark.parametrize("kind", ["type", "rope_type"])
+@for_each("kind", ["type", "rope_type"])
 def test_a_rope_scaling_updates_the_layers_without_a_window(kind):
     """Of Gemma 3 and OLMo 3; the layers with a window keep their own frequencies."""
     rope = {
@@ -183,7 +184,7 @@ def test_a_rope_scaling_updates_the_layers_without_a_window(kind):
     assert config.layers[0] == LayerKind(window=64, rope_theta=3e4)
 
 
-@pytest.mark.parametrize("kind", ["type", "rope_type"])
+@for_each("kind", ["type", "rope_type"])
 def test_a_scaled_rope_of_layers_with_a_window_is_refused(kind):
     plain, scaled = {"rope_type": "default"}, {kind: "linear", "factor": 8.0}
     rope = {"rope_parameters": {"full_attention": plain, "sliding_attention": scaled}}
@@ -220,7 +221,7 @@ def test_a_null_number_of_key_heads_is_that_of_query_heads():
     assert ModelConfig.from_hf(GPT_OSS | {"num_key_value_heads": None}).num_kv_heads == 64
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "expected"),
     [
         ({"max_length": 64, "dtype": "bfloat16", "quantization": "int8"}, ""),
@@ -255,7 +256,7 @@ def test_linear_rope():
     assert ModelConfig.from_hf(changed(rope_scaling=rope)).rope_scaling == LinearScaling(factor=8.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM"),
@@ -358,7 +359,7 @@ def test_what_classes_fill_in_for_layers():
 SCALING = RopeScaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_max_length=8)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "error", "words"),
     [
         (lambda: ModelConfig.from_hf([1, 2]), TypeError, "mapping"),
@@ -461,7 +462,7 @@ def test_gpt_oss_with_the_defaults_of_its_class():
     assert not bare.attention_bias and not bare.output_bias
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "message"),
     [
         (QWEN3_MOE | {"num_experts": None}, "`num_experts` must be a positive integer, got None"),

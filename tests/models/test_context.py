@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.models import KV, AttentionContext
 from jaxrl_llm.models.context import check_context, context_attention
@@ -51,7 +52,7 @@ MASK = jnp.ones((P, G, T), bool)
 PREFIX_MASK = jnp.ones((P, LENGTH), bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("parts", "message"),
     [
         ({"prefix": CACHE}, "context.prefix needs context.prefix_mask"),

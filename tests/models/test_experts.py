@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import ExpertsConfig, LayerKind, load_model, param_shardings
@@ -168,7 +169,7 @@ def test_given_experts_that_a_token_cannot_take():
     assert jnp.isfinite(weights(jnp.array([[3, 1]]))).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"active": 5}, r"`active` \(5\) is above `count` \(4\)"),
@@ -182,7 +183,7 @@ def test_experts_that_make_no_sense(options, message):
         ExpertsConfig(**{"count": 4, "active": 2, "width": 8, **options})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"layers": (LayerKind(dense=True),)}, "dense have no effect without `experts`"),
@@ -382,7 +383,7 @@ def test_noise_of_experts_on_a_mesh(small, population, sizes, pairs):
     np.testing.assert_allclose(logits, logits_of(model, params, tokens, made), atol=2e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rule", "message"),
     [
         (("*/experts/*/kernel", "full"), "no model takes a delta for .*down/kernel' as 'full'"),
@@ -404,7 +405,7 @@ def test_a_rank_that_no_expert_can_have_is_refused(small):
         jr.evolution.perturb(params, classes, jax.random.key(0), 0, 0, sigma=0.1, rank=17)
 
 
-@pytest.mark.parametrize("leading", [(), (2,)])
+@for_each("leading", [(), (2,)])
 def test_a_delta_of_experts_of_another_form_is_refused(small, leading):
     model, params = small
     a, b = jnp.zeros((*leading, 4, 32, 2)), jnp.zeros((*leading, 4, 2, 16))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from rows import for_each
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm.models import (
@@ -258,7 +259,7 @@ def test_a_model_of_ones_own_has_no_form_of_hugging_face(tmp_path):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"qk_norm": True}, "no llama model with qk_norm True, only with False"),
@@ -273,7 +274,7 @@ def test_a_shape_that_transformers_cannot_compute_is_refused(changes, message):
         hf_config(tiny_config(**changes))
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@for_each("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
 def test_all_dimensions_are_rotated_where_a_class_rotates_a_quarter(name):
     settings = json.loads((GOLDEN / name / "config.json").read_text())
     config = dataclasses.replace(ModelConfig.from_hf(settings), rotary_dim=None)

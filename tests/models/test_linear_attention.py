@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm.models import (
@@ -311,7 +312,7 @@ def test_what_a_state_cannot_serve_is_refused(hybrid):
         run(context)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"linear_attention": None}, "need `linear_attention`"),
@@ -325,7 +326,7 @@ def test_bad_configurations(changes, message):
         tiny_config(**CHANGES | changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"key_heads": 3}, "does not divide `value_heads`"),
@@ -343,7 +344,7 @@ def test_a_linear_layer_has_no_window():
         LayerKind(linear=True, window=4)
 
 
-@pytest.mark.parametrize("of_text", [{}, {"quantization_config": None}])
+@for_each("of_text", [{}, {"quantization_config": None}])
 def test_quantized_models_of_images_and_text_are_refused(of_text):
     text = json.loads((GOLDEN / "qwen3_5" / "config.json").read_text()) | of_text
     config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}

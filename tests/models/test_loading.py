@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from rows import for_each
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm.models import loading
@@ -70,7 +71,7 @@ def equal(a, b):
     return jax.tree.structure(a) == jax.tree.structure(b) and all(jax.tree.leaves(same))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_the_table_is_the_decoder_s_own_tree(name):
     model, params = load_model(GOLDEN / name)
     shapes = param_shapes(model)
@@ -191,7 +192,7 @@ def test_a_slice_is_read_alone(folder):
     assert source.shape("lm_head.weight") == (64, 32)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tensor", "value", "words"),
     [
         (
@@ -240,7 +241,7 @@ def test_a_tied_head_may_be_stored_too(tmp_path, monkeypatch):
             load_model(tmp_path / "m")
 
 
-@pytest.mark.parametrize("keep", [0, 5, 100, -9])
+@for_each("keep", [0, 5, 100, -9])
 def test_truncated_file(folder, keep):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.models import (
     average_lora,
@@ -232,7 +233,7 @@ def test_an_adapter_of_another_rank_is_not_merged():
 OTHER = {name: A[name] for name in ("head", "count")}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "average_params: the trees must be at least one; got none": lambda: average_params([]),

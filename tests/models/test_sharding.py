@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from rows import for_each
 
 from jaxrl_llm.models import (
     ExpertsConfig,
@@ -38,7 +39,7 @@ def mesh():
     return make_mesh(data=2, fsdp=2, tensor=2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "shape", "spec"),
     [
         ("layers/0/mlp/up/kernel", (32, 64), ("fsdp", "tensor")),
@@ -64,7 +65,7 @@ def test_rules(mesh, path, shape, spec):
     assert param_spec(path, shape, mesh) == PartitionSpec(*spec)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "shape", "spec"),
     [
         # The axis of fsdp is split further, so what a device updates it also holds.
@@ -82,7 +83,7 @@ def test_rules_of_an_update(mesh, path, shape, spec):
     assert update_spec(path, shape, mesh) == PartitionSpec(*spec)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "shape", "spec", "update"),
     [
         # Experts first over `expert`, so that only the devices of `fsdp` gather them.
@@ -100,7 +101,7 @@ def test_rules_of_experts_on_an_axis_of_their_own(path, shape, spec, update):
     assert update_spec(f"layers/0/mlp/{path}", shape, mesh) == expected
 
 
-@pytest.mark.parametrize("shape", [(64, 32), (63, 32), (32,)])
+@for_each("shape", [(64, 32), (63, 32), (32,)])
 def test_without_an_axis_data_an_update_is_split_as_its_parameter(shape):
     mesh = make_mesh(fsdp=4, tensor=2)
     path = "layers/0/mlp/down/kernel"
@@ -123,7 +124,7 @@ OWN = {"block": {"wq": jnp.zeros((16, 8))}, "out": {"kernel": jnp.zeros((8, 24))
 OWN_RULES = (("block/wq", ("fsdp", None)), ("out/kernel", (None, "fsdp")))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sizes", "rules", "message"),
     [
         ({"fsdp": 4}, RULES, "axis 'fsdp' splits no parameter: each of its 4 devices holds all"),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import KV, AttentionContext, empty_cache, make_model, prefill
@@ -212,7 +213,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@for_each("kind", SHAPES)
 def test_shapes_and_count_without_allocating(kind):
     """Shapes come from a form without draws; they are those of the drawn parameters."""
     model, params = tiny_model(**SHAPES[kind])
@@ -231,7 +232,7 @@ def _no_mask():
     return AttentionContext(mask=jnp.ones((P, G, T), bool), prefix=prefix)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"tokens": np.zeros((P, T), np.int32)}, "tokens must have 3 axes"),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import preferences
@@ -46,9 +47,7 @@ def test_the_loss_of_a_group_is_that_of_its_best_and_worst(center):
     np.testing.assert_allclose(loss, np.where(MASK, value[:, None, None], 0.0), rtol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("loss", "weights"), [(preferences.dpo, (1, 0, 0)), (preferences.bco, (0, 1, 0))]
-)
+@for_each(("loss", "weights"), [(preferences.dpo, (1, 0, 0)), (preferences.bco, (0, 1, 0))])
 def test_any_loss_of_pairs_serves(loss, weights):
     logp, ref = arrays()
     surrogate = bind(preferences.paired, loss=bind(loss, beta=0.5))
@@ -83,7 +82,7 @@ def test_only_the_pair_has_a_gradient_and_junk_changes_nothing():
     assert np.isfinite(np.asarray(jax.grad(total)(junk, ref))).all()
 
 
-@pytest.mark.parametrize("cap", [None, 1.0])
+@for_each("cap", [None, 1.0])
 def test_a_pair_counts_by_the_alignment_of_both(cap):
     logp, ref = arrays()
     alignment = np.random.default_rng(6).uniform(0.2, 2.0, (P, G)).astype(np.float32)

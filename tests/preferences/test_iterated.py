@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import preferences
 from jaxrl_llm.core import bind
@@ -95,7 +96,7 @@ def nash_gap(policy):
     return np.max(ROCK_PAPER_SCISSORS @ policy) - 0.5
 
 
-@pytest.mark.parametrize("method", ["sppo", "inpo", "nash_md"])
+@for_each("method", ["sppo", "inpo", "nash_md"])
 def test_self_play_reaches_the_nash_policy_of_rock_paper_scissors(method):
     """All samples weighed by their probability; the policy is a softmax over the three moves."""
     matrix = jnp.asarray(ROCK_PAPER_SCISSORS, jnp.float32)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import preferences
@@ -74,7 +75,7 @@ def test_value_and_gradient_equal_float64_and_the_order_of_a_list_is_free(name):
         np.testing.assert_allclose(loss(s + 3.0, y), value, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@for_each("name", LOSSES)
 def test_what_is_absent_is_not_read_and_short_lists_have_no_loss(name):
     s, y = lists(3)
     where = jnp.array([[True, True, False, True, False], [False] * 4 + [True], [False] * 5])

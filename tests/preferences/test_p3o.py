@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import advantages
 from jaxrl_llm.preferences import p3o
@@ -31,7 +32,7 @@ def test_before_the_first_update_it_is_the_mean_of_rloo_over_the_group(clip):
     np.testing.assert_allclose(pair, (r[0] - r[1]) / 2 * np.array([-1, 1]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+@for_each("clip", CLIPS)
 def test_inside_the_box_the_gradient_is_the_theorem_s_and_outside_a_better_one_stops(clip):
     logp, old, r = group(1, 2)
     old = logp + jnp.array([0.03, -0.05])
@@ -45,8 +46,8 @@ def test_inside_the_box_the_gradient_is_the_theorem_s_and_outside_a_better_one_s
     assert (jax.grad(p3o)(old - better, old, r, clip=clip) * better < 0).all()
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("pairs", ["all", "adjacent"])
+@for_each("clip", CLIPS)
+@for_each("pairs", ["all", "adjacent"])
 def test_laws(clip, pairs):
     logp, old, r = group(2)
     run = lambda *x, **o: p3o(*x, clip=clip, pairs=pairs, **o)  # noqa: E731
@@ -70,7 +71,7 @@ def test_laws(clip, pairs):
     assert np.isfinite(slope).all() and not slope[1:].any() and slope[0, 0] != 0
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+@for_each("clip", CLIPS)
 def test_the_reference_is_in_the_reward(clip):
     logp, old, r = group(4)
     ref = old - jnp.array([0.5, -1.0, 0.0, 2.0])
@@ -91,7 +92,7 @@ def test_the_gradient_stops_at_what_sampled_and_large_ratios_stay_finite():
         assert np.isfinite(value) and np.isfinite(slope).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "words"),
     [
         ({"clip": "v1"}, "p3o: clip must be one of 'separate', 'joint'"),

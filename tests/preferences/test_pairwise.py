@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import preferences
 from jaxrl_llm.core import call_with
@@ -185,7 +186,7 @@ def call(name, rows, where=None):
     return call_with(function, context=context)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_value_and_gradient_equal_float64(name):
     rows = np.stack([arrays(seed) for seed in range(3)], axis=1)
     rows[:2, 2] = np.minimum(rows[2:, 2], -0.1)  # a policy equal to its reference
@@ -208,7 +209,7 @@ def test_value_and_gradient_equal_float64(name):
     assert not slope[2:].any()  # the gradient stops at the reference
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_absent_pairs_are_not_read(name):
     where = jnp.array([True, False, True, False])
     rows = np.minimum(arrays(1), -0.1)
@@ -225,7 +226,7 @@ def test_absent_pairs_are_not_read(name):
         assert np.isfinite(slope).all() and not slope[:, 1].any() and slope[0].any()
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_numbers_are_float32_whatever_comes_in(name):
     rows = jax.ShapeDtypeStruct((4, 4), jnp.bfloat16)
     loss = jax.eval_shape(lambda x: call(name, x), rows)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import preferences
 
@@ -82,7 +83,7 @@ def test_a_pair_is_two_responses():
         np.testing.assert_allclose(ours, pair(w, l, rw, rl, **options), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options"), [("kto", {"kl": 0.1}), ("bco_unpaired", {}), ("apo_zero_unpaired", {})]
 )
 def test_absent_responses_are_not_read(name, options):
@@ -141,7 +142,7 @@ def test_transport_compares_ranks():
     np.testing.assert_allclose(one, preferences.dpo(*rows[:, :1], **options), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["aot", "aot_unpaired"])
+@for_each("name", ["aot", "aot_unpaired"])
 def test_transport_of_the_pairs_that_there_are(name):
     function = getattr(preferences, name)
     rows = np.random.default_rng(3).normal(-8, 3, (4, 6)).astype(np.float32)

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -240,7 +241,7 @@ def test_ppo_max_remembers_the_scores():
     assert state.controllers["score_std"].count == 22
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options", "needs"),
     [
         ("remax", {}, {"greedy_rewards", "old_logp", "ref_logp"}),
@@ -264,14 +265,14 @@ def test_they_need_what_they_use(name, options, needs):
     assert brought <= recipe.step_fields
 
 
-@pytest.mark.parametrize("name", ["remax", "reinforce_pp", "ppo_max"])
+@for_each("name", ["remax", "reinforce_pp", "ppo_max"])
 def test_one_response_a_prompt_is_enough(name):
     recipe = getattr(jr.recipes, name)()
     recipe.check_group_size(1)
 
 
-@pytest.mark.parametrize("name", CLIPPED)
-@pytest.mark.parametrize("option", ["eps_low", "eps_high"])
+@for_each("name", CLIPPED)
+@for_each("option", ["eps_low", "eps_high"])
 def test_the_clip_is_an_option(name, option):
     logp, batch = make_batch()
     make = getattr(jr.recipes, name)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.recipes import Batch, validate_batch
 
@@ -127,7 +128,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "leave_out", "words"), VALUES)
+@for_each(("spoil", "leave_out", "words"), VALUES)
 def test_bad_values_are_named_and_masked_ones_are_not_read(spoil, leave_out, words):
     a = arrays()
     spoil(a)
@@ -137,7 +138,7 @@ def test_bad_values_are_named_and_masked_ones_are_not_read(spoil, leave_out, wor
     check(a)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "prompt_ids", "words"),
     [
         (put("rewards", (1, 0), np.nan), None, "reward of prompt 1, rollout 0"),
@@ -151,7 +152,7 @@ def test_what_a_batch_cannot_be(change, prompt_ids, words):
         check(change(arrays()), prompt_ids=prompt_ids)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value", "error", "words"),
     [
         ("rewards", np.zeros((2, 3), np.float32), ValueError, r"rewards .*\(2, 2\); got \(2, 3\)"),
@@ -188,7 +189,7 @@ def extra(name, shape, dtype=np.float32):
     return {"extras": {name: np.zeros(shape, dtype)}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         (

@@ -8,6 +8,7 @@ import operator
 import re
 
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe, catalog, wiring
@@ -95,7 +96,7 @@ def modules_in(recipe: Recipe) -> set[str]:
 BEFORE_THE_BATCH = {"brorl", "dars", "mua_rl"}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_a_preset_carries_its_key_its_paper_and_its_method(name):
     recipe = catalog.preset(name, length=8, num_prompts=4)
     (row,) = [m for m in catalog.CATALOG if m.preset == name]
@@ -106,7 +107,7 @@ def test_a_preset_carries_its_key_its_paper_and_its_method(name):
     assert name in BEFORE_THE_BATCH or homes & modules_in(recipe)
 
 
-@pytest.mark.parametrize("name", EVOLUTION_PRESETS)
+@for_each("name", EVOLUTION_PRESETS)
 def test_a_preset_of_evolution_carries_its_key_and_its_paper(name):
     recipe = catalog.preset(name, length=8)
     (row,) = [m for m in catalog.CATALOG if m.preset == name]
@@ -177,7 +178,7 @@ def test_a_table_for_the_readme_says_what_is_missing_and_who_confirmed_what():
         catalog.as_table(style="markdwn")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "keys"),
     [
         ({"name": "gspo"}, {"gspo"}),
@@ -196,7 +197,7 @@ def test_methods_are_found_by_kind_and_name(options, keys):
             catalog.select(**options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "words"),
     [
         ({"kind": "surogate"}, "kind must be one of .*Did you mean 'surrogate'"),
@@ -228,7 +229,7 @@ NO_STEP |= {"open_es"}  # the decay of the weights, a setting of the optimizer
 NO_TERM = {"ppo", "gae_token"}
 
 
-@pytest.mark.parametrize("method", [m for m in catalog.CATALOG if m.preset], ids=lambda m: m.key)
+@for_each("method", [m for m in catalog.CATALOG if m.preset], ids=lambda m: m.key)
 def test_what_a_preset_leaves_out_is_missing_in_its_row(method):
     """Terms whose coefficient is 0 by default, and what the docstring says is not here."""
     make = EVERY_PRESET[method.preset]
@@ -256,7 +257,7 @@ def test_what_peers_confirmed_are_functions_of_the_catalog():
 LISTED = sorted({f for method in catalog.CATALOG for f in method.functions})
 
 
-@pytest.mark.parametrize("path", LISTED)
+@for_each("path", LISTED)
 def test_a_function_has_the_whole_docstring(path):
     function = operator.attrgetter(path)(jr)
     text, module_text = inspect.getdoc(function), inspect.getdoc(inspect.getmodule(function))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import JUDGE, OWN, REPLAYED, Collection, Outcome, Response
@@ -194,7 +195,7 @@ def reference(name, logp, batch, seen=None):
     return np.concatenate(losses).mean()
 
 
-@pytest.mark.parametrize("name", TOKEN_LOSS)
+@for_each("name", TOKEN_LOSS)
 def test_the_loss_is_the_papers(name):
     logp, batch = make_batch()
     recipe = jr.recipes.PRESETS[name]()
@@ -373,7 +374,7 @@ DRAWS = 150
 FRESH, STORED = (0, SIZE, OWN), (0, SIZE, REPLAYED)
 
 
-@pytest.mark.parametrize("name", ["cgpo", "verl_erank"])
+@for_each("name", ["cgpo", "verl_erank"])
 def test_presets_without_a_collector_ask_for_prompts_in_order(name):
     assert jr.recipes.PRESETS[name]().collector is None
 
@@ -403,7 +404,7 @@ def test_dots_stores_what_its_replay_stores():
     assert recipe.minibatches == jr.recipes.rollout_replay().minibatches
 
 
-@pytest.mark.parametrize("name", ["llm_replay", "ssb"])
+@for_each("name", ["llm_replay", "ssb"])
 def test_stored_groups_take_the_places_of_those_that_agree(name):
     collector, state = started(name)
     first, rows, state = play(collector, state)

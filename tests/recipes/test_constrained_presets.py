@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits_of
@@ -171,7 +172,7 @@ def test_the_loss_of_a_batch(optimizer, ties):
         assert np.isfinite(grad).all() and grad.any()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@for_each("optimizer", OPTIMIZERS)
 def test_adding_a_constant_to_all_rewards_changes_nothing(optimizer):
     recipe = cgpo(optimizer=optimizer)
     for shift in (8.0, -8.0):  # below 0 too, where the verdict times the reward would choose others
@@ -181,7 +182,7 @@ def test_adding_a_constant_to_all_rewards_changes_nothing(optimizer):
         np.testing.assert_allclose(grad, expected[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@for_each("optimizer", OPTIMIZERS)
 def test_without_a_satisfied_rollout_nothing_trains(optimizer):
     value, grad, ready = loss_and_grad(cgpo(optimizer=optimizer), *worked(judges=[False] * 4))
     assert value == 0 and not grad.any()
@@ -270,7 +271,7 @@ def test_crraft_imitates_the_answer_if_no_rollout_counts():
     assert not with_answer("crraft", judges=[False] * 4)[2].weights.any()
 
 
-@pytest.mark.parametrize("optimizer", ["crpg", "crraft"])
+@for_each("optimizer", ["crpg", "crraft"])
 def test_a_group_whose_answer_failed_does_not_train(optimizer):
     logp, batch = make_batch()
     imitated = jnp.zeros((6, G), bool).at[:, 1].set(True)  # group 2 has dropped this one
@@ -501,7 +502,7 @@ def test_each_task_has_metrics_of_its_rollouts(config, tmp_path):
     assert not [name for name in row if name.startswith("task_")]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "error", "words"),
     [
         (lambda: cgpo(optimizer="ppo"), ValueError, "CgpoTask: optimizer must be one of"),

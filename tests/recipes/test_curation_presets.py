@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative import expect_derivative
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch, catalog
@@ -252,7 +253,7 @@ def options_of_dapo():
     }
 
 
-@pytest.mark.parametrize("form", options_of_dapo())
+@for_each("form", options_of_dapo())
 def test_the_options_of_dapo(form):
     logp, batch = make_batch()
     truncated = np.asarray(batch.mask).all(-1)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, PromptBelief
@@ -62,7 +63,7 @@ def test_insight_leaves_what_it_knows():
     assert asked(jr.recipes.insight().collector, belief)[0] == 30
 
 
-@pytest.mark.parametrize("name", ["vade", "mopps", "insight", "learnability"])
+@for_each("name", ["vade", "mopps", "insight", "learnability"])
 def test_the_loss_is_that_of_grpo(name):
     options = {"dual_clip": None, "entropy_coef": 0.0} if name == "mopps" else {}
     recipe = getattr(jr.recipes, name)(eps_high=0.2, **options)
@@ -72,7 +73,7 @@ def test_the_loss_is_that_of_grpo(name):
     assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "visited", "rest"),
     [
         (jr.recipes.vade, (1 + 0.2 * 4 + 1, 1 + 0.2 * 8 + 3), (4.996, 8.992)),
@@ -107,7 +108,7 @@ def test_the_majority_stands_in_for_the_label():
     assert "answer_ids" in recipe.required_fields
 
 
-@pytest.mark.parametrize("name", ["v0_budget", "rollout_gdro"])
+@for_each("name", ["v0_budget", "rollout_gdro"])
 def test_presets_that_allocate_rollouts_have_the_loss_of_grpo(name):
     case = make_case()
     ours = getattr(jr.recipes, name)(eps_high=0.3).replace(regularizers=())

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -70,7 +71,7 @@ def spans(old, mask, batch, extras):
     return out
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "advantages"),
     [
         (jr.recipes.gkd(), None),
@@ -94,7 +95,7 @@ def test_the_loss_of_a_batch(case, recipe, advantages):
     np.testing.assert_allclose(got, loss[mask].mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("texts", [True, False])
+@for_each("texts", [True, False])
 def test_minillm_weighs_by_what_sampled_and_learns_texts(case, texts):
     """The mean over what policy and teacher sampled, and the mean over the texts beside it."""
     logp, old, mask, batch, extras = case

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, EvolutionRecipe
@@ -52,7 +53,7 @@ def test_full_rank_presets():
     assert (plainly.scale, plainly.pairs) == ("mean", False)
 
 
-@pytest.mark.parametrize("name", EVOLUTION_PRESETS)
+@for_each("name", EVOLUTION_PRESETS)
 def test_a_preset_is_a_value(name):
     make = EVOLUTION_PRESETS[name]
     recipe = make()
@@ -86,7 +87,7 @@ def test_replace_checks_anew_and_suggests_the_field():
         plain().replace(sigma=-1.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"sigma": 0.0}, ValueError, "EvolutionRecipe 'plain': sigma must be above 0; got 0"),
@@ -128,7 +129,7 @@ def test_how_many_members_there_are():
     plain().check_group_size(2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "size", "words"),
     [
         ({}, 3, "recipe 'plain' has pairs .* group_size must be even; got 3"),
@@ -250,7 +251,7 @@ def test_tries_of_a_member_become_one_score():
     close(fitness, jr.evolution.mean_fitness(known, where=where))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "scores", "words"),
     [
         (plain(), S[0], "shape: scores must have 2 axes"),

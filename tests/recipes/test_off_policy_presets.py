@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -152,7 +153,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_the_loss_is_the_formulas(name):
     make, options, reference = CASES[name]
     logp, batch = make_batch()
@@ -161,7 +162,7 @@ def test_the_loss_is_the_formulas(name):
     assert float(recipe.loss(logp, ready)) == pytest.approx(reference(logp, batch), rel=5e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_on_policy_the_gradient_is_the_policy_gradient(name):
     make, options, _ = CASES[name]
     logp, batch = make_batch()
@@ -175,7 +176,7 @@ def test_on_policy_the_gradient_is_the_policy_gradient(name):
     np.testing.assert_allclose(gradient, -advantages * np.asarray(ready.weights), atol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options"),
     [
         ("rollout_correction", {"cap": 1.1}),

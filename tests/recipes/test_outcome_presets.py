@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch, catalog
@@ -203,7 +204,7 @@ def pivots(name, batch, ready) -> np.ndarray:
     return gone
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_loss_and_gradient_are_the_papers(name):
     logp, batch, recipe, ready = prepared(name)
     out = pivots(name, batch, ready)
@@ -220,7 +221,7 @@ def test_loss_and_gradient_are_the_papers(name):
     assert np.abs(grad).max() > 1e-3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options"),
     [
         ("drpo_len", {"length": 9}),

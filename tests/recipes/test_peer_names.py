@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm
 from jaxrl_llm.core import call_with
@@ -68,7 +69,7 @@ WITH_CRITIC = {
 }
 
 
-@pytest.mark.parametrize("name", WITH_CRITIC, ids=" ".join)
+@for_each("name", WITH_CRITIC, ids=" ".join)
 def test_a_critic_learns_the_returns_of_the_rewards_that_its_advantage_reads(name):
     coef, estimator, lam, whitens = WITH_CRITIC[name]
     recipe = recipe_of(*name)
@@ -106,7 +107,7 @@ def test_the_penalty_of_dro_acts_from_the_second_update_on():
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bypass_mode=True", "loss_type=reinforce"])
+@for_each("name", ["bypass_mode=True", "loss_type=reinforce"])
 def test_rows_of_a_loss_of_verl_have_its_mean_and_no_other_term(name):
     recipe = recipe_of("verl", f"algorithm.rollout_correction.{name}")
     assert recipe.weights == jaxrl_llm.aggregate.token_mean and recipe.regularizers == ()
@@ -252,7 +253,7 @@ def ours(text):
     return [row.ours for row in catalog.find_peer_names(text)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "verl:adv_estimator=rloo_vectorized",
@@ -271,7 +272,7 @@ def test_without_a_peer_all_peers_are_searched():
     assert {row.peer for row in catalog.find_peer_names("loss_mode=cispo")} == {"verl"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "option"),
     [
         ("verl:critic.optim.lr", "TrainConfig.critic"),
@@ -318,7 +319,7 @@ def test_a_part_of_a_name_finds_all_that_have_it():
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "words"),
     [
         ("TRL:loss_type=dappo", "Did you mean loss_type=dapo"),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch, catalog
@@ -170,7 +171,7 @@ def batch_of_pairs(seed=0):
     return np.where(mask, logp, np.nan), batch, sides
 
 
-@pytest.mark.parametrize("name", PAIR_LOSS)
+@for_each("name", PAIR_LOSS)
 def test_a_preset_is_the_mean_of_its_loss_over_pairs(name):
     logp, batch, sides = batch_of_pairs()
     recipe = catalog.preset(name, length=T, num_prompts=P)
@@ -180,7 +181,7 @@ def test_a_preset_is_the_mean_of_its_loss_over_pairs(name):
     np.testing.assert_allclose(loss, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+@for_each("name", ["dpo", "reward_model"])
 def test_margins_come_from_the_data(name):
     logp, batch, sides = batch_of_pairs()
     recipe, margins = getattr(jr.recipes, name)(margins=True), np.float32([0.5, 0.0, 1.5, 9.0])
@@ -344,7 +345,7 @@ def test_mpo_and_its_center_count_long_responses_alike():
     np.testing.assert_allclose(loss, want.mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("options", "cap"), [({}, 1.0), ({"cap": None}, np.inf)])
+@for_each(("options", "cap"), [({}, 1.0), ({"cap": None}, np.inf)])
 def test_wpo_weighs_a_pair_by_how_likely_the_policy_is_to_write_it(options, cap):
     """The authors' code lets no pair count more than 1, TRL's does."""
     logp, batch, sides = batch_of_pairs()
@@ -562,7 +563,7 @@ def test_lspo_learns_of_equal_payoffs():
     assert later.mask.any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "trains"),
     [
         (jr.recipes.p3o(kl_coef=0.1), True),

@@ -7,6 +7,7 @@ import types
 import typing
 
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import PRESETS, catalog
@@ -181,7 +182,7 @@ WITH_THE_BATCH = """
 """
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_what_a_preset_requires(name):
     recipe = catalog.preset(name, length=8, num_prompts=4)
     required = set(REQUIRED.get(name, "").split())
@@ -189,7 +190,7 @@ def test_what_a_preset_requires(name):
     assert recipe.required_fields - recipe.step_fields == required & set(WITH_THE_BATCH.split())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("trait", "value", "names"),
     [
         (
@@ -213,7 +214,7 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
     assert [r.name for r in made if getattr(r, trait) is value] == names.split()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "words"),
     [
         (lambda: jr.recipes.salt(base="ppo"), "salt: base must be one of"),
@@ -426,7 +427,7 @@ def test_what_is_refused(make, words):
         make()
 
 
-@pytest.mark.parametrize("make", [jr.recipes.dr_grpo, jr.recipes.drpo_len])
+@for_each("make", [jr.recipes.dr_grpo, jr.recipes.drpo_len])
 def test_a_length_has_no_default(make):
     with pytest.raises(TypeError, match="length"):
         make()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative import expect_derivative
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import PRESETS, Batch, catalog
@@ -103,7 +104,7 @@ def reference(name, logp, batch) -> float:
     return np.mean([row.mean() for row in rows])
 
 
-@pytest.mark.parametrize("name", TOKEN_LOSS)
+@for_each("name", TOKEN_LOSS)
 def test_the_loss_is_the_papers(name):
     logp, batch = make_batch()
     recipe = catalog.preset(name, length=T)
@@ -111,7 +112,7 @@ def test_the_loss_is_the_papers(name):
     assert float(recipe.loss(logp, ready)) == pytest.approx(reference(name, logp, batch), rel=2e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in TOKEN_LOSS if n != "cispo"])
+@for_each("name", [n for n in TOKEN_LOSS if n != "cispo"])
 def test_the_gradient_is_the_derivative(name):
     """Not cispo: its weight is a constant, so its gradient is not the derivative of its value."""
     logp, batch = make_batch()
@@ -151,7 +152,7 @@ def test_cispo_weighs_the_policy_gradient():
     np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options"),
     [
         ("grpo", {"eps_low": 0.05}),
@@ -284,7 +285,7 @@ KL = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_the_optimizer_steps_of_a_preset(name):
     recipe = catalog.preset(name, length=8, num_prompts=4)
     assert (recipe.epochs, recipe.minibatches) == PASSES.get(name, (1, 1))
@@ -312,7 +313,7 @@ def kl_weights(recipe):
     return [x.get("coef") for n, x in zip(names, terms, strict=True) if n == "kl_to_reference"]
 
 
-@pytest.mark.parametrize("name", KL)
+@for_each("name", KL)
 def test_the_weight_of_the_kl_of_a_preset(name):
     recipe = catalog.preset(name, length=8, num_prompts=4)
     assert kl_weights(recipe) == [KL[name]]
@@ -331,7 +332,7 @@ def test_the_clip_of_mopps_and_the_kl_of_reinforce_pp_baseline():
     assert jr.recipes.reinforce_pp_baseline(kl_coef=1e-3).regularizers == (k2,)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "statistic"),
     [
         ("rover", "old_mean_log_probs"),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.diffusion import elbo_likelihood
@@ -135,7 +136,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@for_each("name", REFERENCES)
 def test_the_loss(name):
     several = ("coupled_grpo", "diffu_grpo", "espo", "gdpo_elbo", "spg", "wd1")
     recipe = getattr(jr.recipes, name)(**({"epochs": 1} if name in several else {}))

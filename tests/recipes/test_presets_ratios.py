@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative import expect_derivative
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import PRESETS, Batch, catalog
@@ -132,7 +133,7 @@ def prepared(name, **options):
     return recipe, logp, batch, ready
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_the_loss_is_the_papers(name):
     recipe, logp, batch, ready = prepared(name, **OPTIONS.get(name, {}))
     selected = np.asarray(ready.extras.get("selected", np.zeros((P, G, T), bool)))
@@ -155,8 +156,8 @@ def test_the_gradient_is_the_derivative(name):
     assert np.abs(grad).max() > 1e-4
 
 
-@pytest.mark.parametrize("baseline", [0.5, None])
-@pytest.mark.parametrize("level", ["sequence", "token"])
+@for_each("baseline", [0.5, None])
+@for_each("level", ["sequence", "token"])
 def test_topr_is_the_mean_of_the_sums_over_sequences(level, baseline):
     recipe, logp, batch, ready = prepared("topr", level=level, baseline=baseline)
     rows, weights = [], []
@@ -173,7 +174,7 @@ def test_topr_is_the_mean_of_the_sums_over_sequences(level, baseline):
     np.testing.assert_allclose(float(recipe.loss(logp, ready)), np.mean(rows), rtol=1e-5)
 
 
-@pytest.mark.parametrize("shift", [-0.1, 0.3])
+@for_each("shift", [-0.1, 0.3])
 def test_asymre_is_the_mean_of_the_sums_over_sequences_without_a_ratio(shift):
     recipe, logp, batch, ready = prepared("asymre", shift=shift)
     rows = []
@@ -265,7 +266,7 @@ def binary(name, p, q):
     return q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
 
 
-@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl", "m2po"])
+@for_each("name", ["dppo_tv", "dppo_kl", "m2po"])
 def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
     most, length = 0.05, 7
     options = {"delta_low": most, "delta_high": most} if name == "dppo_tv" else {}
@@ -298,7 +299,7 @@ def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
     assert dropped.any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options"),
     [
         ("dppo_tv", {"delta_low": 0.01}),
@@ -356,7 +357,7 @@ def test_every_option_changes_the_loss(name, options):
     assert losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_preset_carries_its_key_and_its_paper(name):
     recipe = catalog.preset(name, length=T, num_prompts=P)
     (row,) = [m for m in catalog.CATALOG if m.preset == name]

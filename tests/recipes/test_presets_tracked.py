@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative import expect_derivative
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import PRESETS, Batch, catalog
@@ -258,7 +259,7 @@ def test_the_gradient_is_the_derivative(name):
     assert np.abs(grad).max() > 1e-4
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options"),
     [
         ("ace", {"alpha": 2.0}),
@@ -329,14 +330,14 @@ def test_temperatures_reach_the_statistics_of_the_old_policy():
         np.testing.assert_allclose(scored[name](logits, targets), [expected], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["spo_tracker", "mssr"])
+@for_each("name", ["spo_tracker", "mssr"])
 def test_one_rollout_a_prompt_is_enough(name):
     recipe = catalog.preset(name, length=4, num_prompts=2)
     recipe.check_group_size(1)
     assert "prompt_ids" in recipe.required_fields
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_preset_carries_its_key_and_its_paper(name):
     recipe = catalog.preset(name, length=T, num_prompts=P)
     (row,) = [m for m in catalog.CATALOG if m.preset == name]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits, traits_of
@@ -91,7 +92,7 @@ GSPO = {"surrogate": jr.surrogates.gspo, "weights": jr.aggregate.sequence_mean}
 BOUND_GSPO = jr.bind(jr.surrogates.gspo, eps_low=1e-3)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"advantage": jr.advantages.dr_grpo}, TypeError, "advantage must be a Transform"),
@@ -134,7 +135,7 @@ def test_wrong_slots_are_refused(changes, error, words):
         plain(**changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         ({"weights": jr.aggregate.fixed_length}, "weights fixed_length needs 'length'.*has mask"),
@@ -172,7 +173,7 @@ def test_functions_that_a_slot_can_call():
     jr.recipes.dapo().replace(correction=by_token)
 
 
-@pytest.mark.parametrize("recipe", [jr.recipes.drpo_len(length=8), jr.recipes.otr()])
+@for_each("recipe", [jr.recipes.drpo_len(length=8), jr.recipes.otr()])
 def test_a_surrogate_that_is_no_mean_over_samples_takes_no_correction(recipe):
     weights = jr.bind(jr.corrections.importance_weights, level="sequence")
     correction = jr.bind(jr.corrections.sequence_rollout_correction, weights=weights)
@@ -299,7 +300,7 @@ def drift(rewards, old_logp):
     return rewards
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("slots", "absent", "error", "words"),
     [
         (
@@ -375,7 +376,7 @@ BAD_OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_OUTPUTS)
+@for_each("name", BAD_OUTPUTS)
 def test_what_a_slot_returns_is_never_broadcast(name):
     changes, words = BAD_OUTPUTS[name]
     recipe = plain(**changes)
@@ -454,7 +455,7 @@ LENGTH_RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", LENGTH_RULES)
+@for_each("rule", LENGTH_RULES)
 def test_a_length_is_of_the_response_whatever_a_correction_rejects(rule):
     function, options = LENGTH_RULES[rule]
     budgets = jnp.array([[2.0, 3.0, 1.0], [4.0, 2.0, 3.0]])
@@ -484,7 +485,7 @@ def test_without_old_logp_the_policy_is_its_own():
 BONUS = jr.bind(jr.regularizers.entropy_bonus, coef=0.1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "changes", "logp", "words"),
     [
         (jr.recipes.grpo(), {"advantages": None}, LOGP, "the batch has no advantages; call prep"),
@@ -513,7 +514,7 @@ def test_entropy_reaches_the_bonus():
 ANY = (-math.inf, math.inf)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("advantage", "expected"),
     [
         (jr.stateless(jr.advantages.grpo), ANY),

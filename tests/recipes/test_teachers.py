@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -82,7 +83,7 @@ def test_dft_weighs_the_log_likelihood_by_the_probability():
     np.testing.assert_allclose(got, -(np.exp(x) * x)[MASK].mean(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("samples", [None, 64])
+@for_each("samples", [None, 64])
 def test_otr_is_the_mean_of_its_statistic(samples):
     logp, batch = make()
     recipe = jr.recipes.otr(samples=samples)
@@ -123,7 +124,7 @@ def test_sdpo_averages_over_the_taught_tokens():
     np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("decay", [None, 4])
+@for_each("decay", [None, 4])
 def test_rlsd_weighs_the_advantages_of_tokens(decay):
     teacher = np.random.default_rng(8).normal(-1.5, 0.5, (P, G, T)).astype(np.float32)
     taught = np.where(HAS_TEACHER[..., None], teacher, np.nan)
@@ -173,7 +174,7 @@ def test_luffy():
     assert jr.recipes.luffy_shaping(length=5, entropy_coef=0.0).required_fields == {"steered"}
 
 
-@pytest.mark.parametrize("phi", [True, False])
+@for_each("phi", [True, False])
 def test_chord_has_a_mean_of_the_rollouts_and_one_of_the_experts(phi):
     logp, batch = make(steered=STEERED)
     # What an expert's response is rewarded with changes nothing.
@@ -254,7 +255,7 @@ def test_icpo_swaps_good_steered_rollouts_in():
     np.testing.assert_allclose(later.extras["steered_factor"][0, 0, 0], 1.5)
 
 
-@pytest.mark.parametrize("level", ["action", "response"])
+@for_each("level", ["action", "response"])
 def test_llds(level):
     chunks = np.where(MASK, np.array([1, 1, 2]), 0).astype(np.int32)
     logp, batch = make(chunk_ids=chunks)
@@ -299,7 +300,7 @@ def test_the_penalty_of_safe_has_the_slope_of_its_controller():
     np.testing.assert_allclose(got, errors[MASK].mean(0).sum(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("scaled", [True, False])
+@for_each("scaled", [True, False])
 def test_adaptive_kl_puts_the_divergence_into_the_reward(scaled):
     numbers = {"initial": 0.5, "target": 0.1, "horizon": 10.0, "gamma": 0.9, "lam": 0.8}
     recipe = jr.recipes.adaptive_kl(**numbers, **({} if scaled else {"whiten_rewards": False}))
@@ -334,7 +335,7 @@ def test_adaptive_kl_puts_the_divergence_into_the_reward(scaled):
     np.testing.assert_allclose(state.controllers["kl_coef"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make_recipe", "words"),
     [
         (lambda: jr.recipes.rover(rho=0.0), "rho must be above 0"),
@@ -453,7 +454,7 @@ def standardized(r, eps=1e-6):
     return ((r - r.mean(-1, keepdims=True)) / (r.std(-1, ddof=1, keepdims=True) + eps))[..., None]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "eps", "high"),
     [("nurl", 1e-6, 1.2), ("sage", 1e-6, 1.28), ("scaf_grpo", 1e-6, 1.2), ("ghpo", 1e-4, 1.2)],
 )
@@ -499,7 +500,7 @@ def test_scope_shapes_the_continuation_alone():
     np.testing.assert_allclose(loss_of(jr.recipes.scope(), logp, batch), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("agree", [0.0, 1.0, None])
+@for_each("agree", [0.0, 1.0, None])
 def test_cog_rethinker_imitates_what_is_right_after_help(agree):
     """Groups of accuracy 0 or 1 leave the mean, but for what is imitated."""
     logp, batch = make(imitated=STEERED)

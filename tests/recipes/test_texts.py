@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -179,7 +180,7 @@ def test_ppo_max_without_texts_is_the_default():
     assert repr(recipe.collector) == "mixed((in_order(), 0.75), (plain_texts(column='page'), 0.25))"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: jr.recipes.ppo_max(text_share=0.25), "ppo_max: text_share and column have no eff"),

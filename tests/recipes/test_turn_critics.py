@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -215,7 +216,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_the_loss_of_policy_and_critic_is_the_papers(name):
     logp, batch = make_batch()
     options, reference = CASES[name]

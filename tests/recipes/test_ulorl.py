@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -69,7 +70,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@for_each("options", OPTIONS, ids=str)
 def test_the_loss_and_its_gradient(case, options):
     logp, batch = case
     recipe, ready = prepared(batch, **options)

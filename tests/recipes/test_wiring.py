@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits
@@ -85,7 +86,7 @@ def of(name, function, source="batch") -> Computed:
 # Kinds
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         ({"selection": True}, "selection must be a function; got True"),
@@ -119,7 +120,7 @@ def test_wrong_kinds_are_refused(changes, words):
         plain(**changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         (
@@ -135,7 +136,7 @@ def test_wrong_values_are_refused(changes, words):
         plain(**changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"loss": None}, TypeError, "loss must be a function; got None"),
@@ -159,7 +160,7 @@ def term_of(name):
     return jr.given(lambda mask, *, x: jnp.where(mask, x, 0.0), x=name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         (
@@ -198,7 +199,7 @@ def test_one_name_for_two_things_is_refused(changes, words):
         plain(**changes)
 
 
-@pytest.mark.parametrize("source", ["old_policy", "reference", "teacher"])
+@for_each("source", ["old_policy", "reference", "teacher"])
 def test_a_batch_may_hold_what_would_be_computed(source):
     loose(computed=(of("a", mean_logit, source),), inputs=("a",))
 
@@ -217,7 +218,7 @@ def same(rewards, *, where, late):
 LATE = (Computed("late", lambda advantages: jnp.float32(1.0), "batch"),)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         ({"selection": lambda advantages, mask, *, mine: mask}, "selection <lambda> needs 'mine'"),
@@ -355,7 +356,7 @@ def test_what_prepare_names_is_known_before_it_runs():
         assert getattr(jr.recipes, name)(**options).reads_last_kl == (name in expected)
 
 
-@pytest.mark.parametrize("passes", [(2, 1), (1, 2), (3, 4)])
+@for_each("passes", [(2, 1), (1, 2), (3, 4)])
 def test_several_optimizer_steps_on_a_batch_take_a_ratio(passes):
     with_ratio = plain(surrogate=jr.surrogates.ppo_clip)
     with_ratio.check_passes(*passes)
@@ -556,7 +557,7 @@ def test_a_selection_leaves_baselines_alone_and_no_value_behind():
     assert np.asarray(ready.where).sum() == 5
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         (

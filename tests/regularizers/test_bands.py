@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import regularizers as reg
 
@@ -12,7 +13,7 @@ ENTROPY, HISTORY = jnp.array([0.4, 1.0, 2.0]), jnp.array([1.0])
 BAND = {"turn_ids": TURNS, "history": HISTORY, "coef": 1.0, "low": 0.5, "high": 1.5}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("epoch", "weight"),
     [(0, 1.0), (25, 0.873576), (50, 0.827067), (51, 0.753412), (75, 0.178504), (100, 0.039830)],
 )
@@ -20,9 +21,7 @@ def test_weights_of_the_phases(epoch, weight):
     np.testing.assert_allclose(reg.epo_phase_weight(epoch / 100), weight, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("form", "penalty"), [("indicator", [0.1, 0.0, 0.1]), ("hinge", [0.01, 0.0, 0.05])]
-)
+@for_each(("form", "penalty"), [("indicator", [0.1, 0.0, 0.1]), ("hinge", [0.01, 0.0, 0.05])])
 def test_worked_penalties(form, penalty):
     loss = reg.entropy_band(ENTROPY, MASK, form=form, **BAND)
     np.testing.assert_allclose(loss + ENTROPY, penalty, atol=1e-6)
@@ -51,7 +50,7 @@ def test_penalties_begin_at_a_turn_and_need_a_history():
     np.testing.assert_allclose(outside, -far)
 
 
-@pytest.mark.parametrize("junk", [jnp.nan, jnp.inf, -jnp.inf, 1e4])
+@for_each("junk", [jnp.nan, jnp.inf, -jnp.inf, 1e4])
 def test_masked_tokens_are_not_read(junk):
     mask, turns = jnp.array([True, False, True, True]), jnp.array([0, 0, 1, -1])
     entropy = jnp.array([1.0, junk, 3.0, 5.0])
@@ -90,7 +89,7 @@ def test_a_turn_of_more_tokens_than_float32_counts():
     assert after.steps.tolist() == [1.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (
@@ -174,8 +173,8 @@ def test_without_turns_the_band_is_that_of_one_turn():
         reg.entropy_band(ENTROPY, MASK, history=jnp.ones((7, *ENTROPY.shape)))
 
 
-@pytest.mark.parametrize("shape", [(3,), (1,), (3, 1), (2, 3, 3)])
-@pytest.mark.parametrize("name", ["history", "weight"])
+@for_each("shape", [(3,), (1,), (3, 1), (2, 3, 3)])
+@for_each("name", ["history", "weight"])
 def test_a_number_per_prompt_is_not_read_along_tokens(name, shape):
     entropy, mask = jnp.full((3, 2, 3), 5.0), jnp.ones((3, 2, 3), bool)
 

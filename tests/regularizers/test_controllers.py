@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import call_with
@@ -56,7 +57,7 @@ def test_worked_numbers():
     np.testing.assert_allclose(none, 1 - 0.2 * 0.064, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.09, 0.1, 0.11, 5.0])
+@for_each("kl", [0.0, 0.09, 0.1, 0.11, 5.0])
 def test_the_change_is_clipped_to_a_fifth(kl):
     coef = adaptive_kl_update(0.5, kl, target=0.1, samples=jnp.float32(100), horizon=1000.0)
     error = min(max(kl / 0.1 - 1, -0.2), 0.2)
@@ -64,7 +65,7 @@ def test_the_change_is_clipped_to_a_fifth(kl):
     assert coef.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("junk", [0.0, np.nan, np.inf, -1e4])
+@for_each("junk", [0.0, np.nan, np.inf, -1e4])
 def test_the_kl_controller_measures_the_kept_sequences(junk):
     # Three of four rollouts take part, one of them without a token: two sequences.
     controller = adaptive_kl(initial=0.1, target=0.5, horizon=10.0)
@@ -74,7 +75,7 @@ def test_the_kl_controller_measures_the_kept_sequences(junk):
     np.testing.assert_allclose(state, 0.1 * up**2 * down, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("horizon", "after"),
     [
         (None, 1e-3 * 1.02**30),  # the paper's gain, whatever the size of a batch
@@ -106,7 +107,7 @@ def test_an_estimator_that_is_never_negative():
     np.testing.assert_allclose(state, 1.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("junk", [0.0, np.nan])
+@for_each("junk", [0.0, np.nan])
 def test_the_entropy_controller_follows_its_function(junk):
     controller = adaptive_entropy(initial=0.01, target=0.2, delta=0.005, high=0.02)
     entropies = [0.1, 0.1, 0.1, 0.3, 0.2]
@@ -138,7 +139,7 @@ def test_controllers_compare_by_value():
     assert fixed(0.1) == fixed(0.1) != fixed(0.2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "words"),
     [
         (lambda: fixed(-0.1), "fixed: coef must not be negative"),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm.regularizers import chunk_ids_from_mask, imitation, llds
 
@@ -44,8 +45,8 @@ def test_gradient_is_minus_the_coefficient_where_active():
     np.testing.assert_allclose(gradient(jnp.asarray(NEW)), [[-0.2, 0, 0, 0]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("level", ["action", "response"])
-@pytest.mark.parametrize("seed", range(3))
+@for_each("level", ["action", "response"])
+@for_each("seed", range(3))
 def test_against_float64(level, seed):
     rng = np.random.default_rng(seed)
     shape = (2, 3, 8)
@@ -97,8 +98,8 @@ def test_answers_can_be_left_out_of_sums_and_penalty():
     assert not np.any(llds(logp, old, mask, advantages, coef=1.0, answer_tokens=answer))
 
 
-@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("level", ["action", "response"])
+@for_each("junk", [1e4, np.nan, np.inf, -np.inf])
+@for_each("level", ["action", "response"])
 def test_masked_cells_are_never_read(junk, level):
     mask = jnp.array([[True, True, False, True], [False, False, False, False]])
     old = jnp.zeros((2, 4))
@@ -161,7 +162,7 @@ def test_constants_bfloat16_and_no_tokens():
 ZERO = jnp.zeros(1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "llds: chunk_ids has no effect with level='response'": lambda: llds(
@@ -181,7 +182,7 @@ def test_bad_values_are_named(message, call):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "llds: chunk_ids must hold integers": lambda: llds(

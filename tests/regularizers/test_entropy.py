@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.regularizers import entropy_bonus, entropy_controller, entropy_from_logits
 
@@ -13,13 +14,13 @@ def probabilities(logits):
     return p / p.sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("size", [2, 5, 1000])
+@for_each("size", [2, 5, 1000])
 def test_uniform_entropy_is_log_of_the_size(size):
     got = entropy_from_logits(jnp.full((2, size), 3.0))
     np.testing.assert_allclose(got, np.full(2, np.log(size)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+@for_each("offset", [0.0, 1e4, -1e4])
 def test_value_and_gradient_match_float64(offset):
     logits = (LOGITS + np.float32(offset)).astype(np.float32)
     p = probabilities(logits)
@@ -72,8 +73,8 @@ def test_a_bonus_ends_at_its_cap():
     np.testing.assert_array_equal(jax.grad(lambda x: bonus(x).sum())(entropy), [-0.5, -0.5, 0.0])
 
 
-@pytest.mark.parametrize("cap", [None, 2.0])
-@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf, -np.inf])
+@for_each("cap", [None, 2.0])
+@for_each("junk", [1e4, np.nan, np.inf, -np.inf])
 def test_masked_cells_are_never_read(junk, cap):
     mask = jnp.array([True, False])
     bonus = lambda x: entropy_bonus(x, mask, coef=2.0, cap=cap).sum()  # noqa: E731
@@ -85,7 +86,7 @@ def test_masked_cells_are_never_read(junk, cap):
 MASK = jnp.ones(3, bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         r"entropy_bonus: .*entropy \(2,\).*mask \(3,\)": lambda: entropy_bonus(jnp.ones(2), MASK),
@@ -106,7 +107,7 @@ def test_bad_values_are_named(message, call):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "entropy_bonus: mask must be a bool array.*None": lambda: entropy_bonus(jnp.ones(3), None),
@@ -147,7 +148,7 @@ def test_the_controller_stays_within_its_bounds_and_is_compiled_once():
     assert coef.dtype == jnp.float32 and len(traces) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "words"),
     [
         ({"delta": 0.0}, "delta must be above 0"),

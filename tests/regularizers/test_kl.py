@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import regularizers
 from jaxrl_llm.regularizers import (
@@ -59,7 +60,7 @@ def reference(estimator, logp, ref):
     }[estimator]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("estimator", "value", "gradient"),
     [
         ("k1", KL, [0.0, 0.0, 0.0]),
@@ -76,7 +77,7 @@ def test_expectations(estimator, value, gradient):
     np.testing.assert_allclose(got[1], gradient, atol=1e-6)
 
 
-@pytest.mark.parametrize("estimator", [e for e in ALL if e != "k1"])
+@for_each("estimator", [e for e in ALL if e != "k1"])
 def test_equal_policies_have_no_gradient(estimator):
     logp = jnp.array([-1.0, -0.25])
     gradient = jax.grad(lambda x: kl_token(x, logp, None, estimator=estimator).sum())(logp)
@@ -91,7 +92,7 @@ def test_the_numbers_above_are_those_of_the_divergences():
     np.testing.assert_allclose(jax.grad(other)(jnp.log(P)), [0.1, -0.1, 0.0], atol=1e-6)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@for_each("estimator", ["k1", "k3"])
 def test_corrected_estimate_has_the_exact_expected_gradient(estimator):
     everything = jnp.ones(3, bool)
     value, gradient = expected(
@@ -106,7 +107,7 @@ def test_correction_would_not_mend_k2():
     np.testing.assert_allclose(gradient, [0.09896, -0.08893, -0.01003], atol=6e-6)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@for_each("estimator", ["k1", "k3"])
 def test_corrected_estimate_is_right_for_tokens_of_another_policy(estimator):
     behavior = np.array([0.2, 0.3, 0.5])
     tokens = kl_unbiased(
@@ -115,8 +116,8 @@ def test_corrected_estimate_is_right_for_tokens_of_another_policy(estimator):
     np.testing.assert_allclose(np.sum(behavior * tokens), KL, atol=2e-7)
 
 
-@pytest.mark.parametrize("estimator", ALL)
-@pytest.mark.parametrize("seed", range(3))
+@for_each("estimator", ALL)
+@for_each("seed", range(3))
 def test_value_and_gradient_match_float64(estimator, seed):
     logp, ref = make(seed)
     value, slope = reference(estimator, logp, ref)
@@ -126,7 +127,7 @@ def test_value_and_gradient_match_float64(estimator, seed):
     np.testing.assert_allclose(got, MASK * slope, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@for_each("estimator", ["k1", "k3"])
 def test_corrected_value_and_gradient_match_float64(estimator):
     logp, ref = make(3)
     old = make(4)[0]
@@ -138,7 +139,7 @@ def test_corrected_value_and_gradient_match_float64(estimator):
     np.testing.assert_allclose(got, MASK * 0.5 * ratio * (value + slope), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("estimator", "ratio", "value", "gradient"),
     [
         ("k3", 1.0, math.e - 2, -1.0),  # k3 + dk3 = d = -1
@@ -168,13 +169,13 @@ def test_plain_estimators_are_those_of_kl_token():
             np.testing.assert_array_equal(function(logp, ref, mask), token)
 
 
-@pytest.mark.parametrize("estimator", ALL)
+@for_each("estimator", ALL)
 def test_zero_at_the_reference(estimator):
     logp = jnp.asarray(make()[0])
     np.testing.assert_array_equal(kl_token(logp, logp, None, estimator=estimator), 0 * logp)
 
 
-@pytest.mark.parametrize("scale", [1e-7, 1e-5, 1e-3, 0.029, 0.031, 0.1, 1.0, 10.0])
+@for_each("scale", [1e-7, 1e-5, 1e-3, 0.029, 0.031, 0.1, 1.0, 10.0])
 def test_k3_is_accurate_and_never_negative_for_small_differences(scale):
     d = np.linspace(-scale, scale, 201).astype(np.float32)
     d64 = d.astype(np.float64)
@@ -226,7 +227,7 @@ TERMS = {
 }
 
 
-@pytest.mark.parametrize("name", TERMS)
+@for_each("name", TERMS)
 def test_masked_cells_are_never_read(name):
     logp, ref = make(5)
     old = make(6)[0]
@@ -245,7 +246,7 @@ def test_masked_cells_are_never_read(name):
             np.testing.assert_array_equal(both(*arrays), clean)
 
 
-@pytest.mark.parametrize("name", TERMS)
+@for_each("name", TERMS)
 def test_reference_and_old_policy_are_constants(name):
     logp, ref = map(jnp.asarray, make(7))
     gradients = jax.grad(lambda *x: TERMS[name](*x, MASK).sum(), argnums=(0, 1, 2))(logp, ref, ref)
@@ -254,7 +255,7 @@ def test_reference_and_old_policy_are_constants(name):
     assert not np.any(gradients[2])
 
 
-@pytest.mark.parametrize("name", TERMS)
+@for_each("name", TERMS)
 def test_jit_eager_and_bfloat16(name):
     logp, ref = make(8)
     eager = TERMS[name](logp, logp, ref, MASK)
@@ -269,7 +270,7 @@ def test_jit_eager_and_bfloat16(name):
 LOGP, REF = make()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         r"kl_to_reference: .*logp \(3, 4\).*ref_logp \(3, 3\)": lambda: kl_to_reference(
@@ -313,7 +314,7 @@ def test_bad_values_are_named(message, call):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "kl_to_reference: mask must be a bool array.*None": lambda: kl_to_reference(
@@ -351,7 +352,7 @@ CONVEX_REF = CONVEX_LOGP + RNG.normal(0, 0.5, SHAPE).astype(np.float32)
 CONVEX_MASK = RNG.random(SHAPE) < 0.8
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("step", "share"), [(1, 1), (50, 1), (51, 0.9), (60, 0.9), (61, 0.8), (100, 0.5), (900, 0.5)]
 )
 def test_worked_shares(step, share):
@@ -371,8 +372,8 @@ def test_schedule_counts_the_updates_from_one():
     assert schedule == remix_schedule()
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3+"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@for_each("estimator", ["k1", "k2", "k3", "k3+"])
+@for_each("share", [0.0, 0.3, 1.0])
 def test_it_mixes_the_two_divergences(estimator, share):
     def loss(x):
         return kl_convex(
@@ -432,7 +433,7 @@ def test_share_and_coefficient_may_come_from_controllers():
     np.testing.assert_allclose(got[1], half[1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
+@for_each("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
 def test_a_coefficient_of_another_shape_is_named(shape):
     """Of fewer axes it would be read along the last ones; of more it would enlarge the loss."""
     coef = jnp.ones(shape)
@@ -446,7 +447,7 @@ def test_a_coefficient_of_another_shape_is_named(shape):
         np.testing.assert_array_equal(each, ours[0])
 
 
-@pytest.mark.parametrize("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
+@for_each("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
 def test_a_share_of_another_shape_is_named(shape):
     with pytest.raises(ValueError, match=r"kl_convex: share must .*\(2, 3, 5\); got \("):
         kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=jnp.ones(shape))
@@ -479,7 +480,7 @@ def test_masked_cells_are_not_read_and_anchors_are_constants():
     assert kl_convex(*low, CONVEX_MASK).dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"share": 1.5}, r"share must be in \[0, 1\]; got 1.5"),
@@ -516,7 +517,7 @@ def test_the_gate_closes_above_the_mean_divergence_of_all_tokens():
     assert float(gate(np.full_like(old, np.nan), old, MASK, max_kl=1.0)) == 0.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "message"),
     [
         (lambda: kl_gate(jnp.zeros(3), jnp.zeros(3), jnp.ones(3, bool), max_kl=0.0), "max_kl must"),

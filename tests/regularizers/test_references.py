@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import bind
 from jaxrl_llm.regularizers import (
@@ -43,7 +44,7 @@ def test_a_moving_average_is_float32():
     np.testing.assert_allclose(reference["w"], 0.001, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+@for_each("rate", [0.0, 0.3, 1.0])
 def test_moving_average(rate):
     a, b = tree(1), tree(2)
     moved = jax.jit(lambda a, b: ema_reference(a, b, rate=rate))(a, b)
@@ -194,7 +195,7 @@ def test_an_iteration_begins_beyond_the_policy_of_the_last_one():
 TREE = tree(1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "ema_reference: .*the same structure; 'count' is only in the first": lambda: ema_reference(

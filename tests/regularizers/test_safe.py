@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.regularizers import (
     asymmetric_init,
@@ -97,7 +98,7 @@ def test_a_whole_training_against_the_simulation():
     np.testing.assert_allclose(found.penalty, penalties, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize(("kl", "entropy"), [(5.0, 0.4), (9.0, 50.0), (1.0, 0.4), (-3.0, 0.4)])
+@for_each(("kl", "entropy"), [(5.0, 0.4), (9.0, 50.0), (1.0, 0.4), (-3.0, 0.4)])
 def test_the_coefficient_is_the_slope_of_the_penalty(kl, entropy):
     penalty = lambda kl: safe_step(safe_init(), kl, entropy, 0.5)[1].penalty  # noqa: E731
     _, control = safe(safe_init(), kl, entropy, 0.5)
@@ -125,7 +126,7 @@ def batch(kl, entropy=0.4, junk=0.0):
     }
 
 
-@pytest.mark.parametrize("junk", [0.0, np.nan, np.inf])
+@for_each("junk", [0.0, np.nan, np.inf])
 def test_the_transform_measures_the_batch(junk):
     controller = safe_controller()
     rewards, context = batch(5.0, junk=junk)
@@ -165,7 +166,7 @@ def test_a_low_or_falling_divergence_costs_nothing():
         assert control.penalty == 0 and control.coef == 0
 
 
-@pytest.mark.parametrize("window", [1, 3])
+@for_each("window", [1, 3])
 def test_the_asymmetric_transform(window):
     controller = asymmetric_kl(window=window)
     rewards, context = batch(0.5)
@@ -222,7 +223,7 @@ def test_step_scale():
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "words"),
     [
         (lambda: safe_controller(scale=-1.0), "safe_step: scale must not be negative"),

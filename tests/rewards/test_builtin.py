@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import last_integer, last_integer_vote, score
@@ -67,7 +68,7 @@ LAST = [
 NONE = ["", "no number", "7.5", "3 + 4 = .5", "version 1.2.3", "9" * 5000, "４"]
 
 
-@pytest.mark.parametrize(("text", "value"), LAST)
+@for_each(("text", "value"), LAST)
 def test_the_last_integer(text, value):
     assert last_integer("", text, {"answer": value}) == 1.0
     assert last_integer("", text, {"answer": str(value)}) == 1.0
@@ -76,13 +77,13 @@ def test_the_last_integer(text, value):
         assert last_integer("", text, {"answer": -value}) == 0.0
 
 
-@pytest.mark.parametrize("text", NONE)
+@for_each("text", NONE)
 def test_no_integer_scores_zero(text):
     for answer in (0, 3, 4, 5, 7):
         assert last_integer("", text, {"answer": answer}) == 0.0
 
 
-@pytest.mark.parametrize("answer", ["1,234", "1234.", "−1,234", "so #### 1,234", 1234, 1234.0])
+@for_each("answer", ["1,234", "1234.", "−1,234", "so #### 1,234", 1234, 1234.0])
 def test_answers_are_read_the_same_way(answer):
     sign = -1 if "−" in str(answer) else 1
     assert last_integer("", f"it is {sign * 1234}", {"answer": answer}) == 1.0
@@ -113,7 +114,7 @@ def test_a_long_completion_is_quick():
     assert last_integer("", "1," * 200_000 + " 4", {"answer": 4}) == 1.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "metadata",
     [
         {},
@@ -125,7 +126,7 @@ def test_an_answer_without_an_integer(metadata):
         last_integer("", "4", metadata)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "completion", "right"),
     [
         ("4", "So it is 4.", 1.0),
@@ -147,7 +148,7 @@ def test_math_verify(answer, completion, right):
     assert rewards.math_verify("", completion, {"answer": answer}) == right
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "box", "right"),
     [
         ("1e-05", "0.00001", 1.0),
@@ -204,7 +205,7 @@ def test_numbers_with_exponents_are_read_in_linear_time():
 PLANCK = r"6.63 \times 10^{-34}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "box", "right"),
     [
         (PLANCK, "0.0", 0.0),
@@ -265,7 +266,7 @@ def test_math_verify_works_outside_the_main_thread():
     assert given == [1.0]
 
 
-@pytest.mark.parametrize("answer", [None, "", "blue", "the cat sat", "Yes, it is.", "xyz"])
+@for_each("answer", [None, "", "blue", "the cat sat", "Yes, it is.", "xyz"])
 def test_math_verify_refuses_an_answer_that_it_cannot_read(answer):
     with pytest.raises(rewards.RewardError, match=f"readable as mathematics, got {answer!r}"):
         rewards.math_verify("", "4", {"answer": answer})
@@ -295,7 +296,7 @@ def test_a_missing_package_is_named(monkeypatch, module, call):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "box"),
     [
         ("$9^{9^{9}}$", "9^{9^{9^{9}}}!"),
@@ -323,7 +324,7 @@ def test_rewards_import_nothing_heavy():
     assert told.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("completion", "metadata", "expected"),
     [
         ("it is 7", {}, {"reward": 0.0, "answer_ids": 7.0}),

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import (
@@ -138,8 +139,8 @@ IMPOSSIBLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("test", IMPOSSIBLE)
-@pytest.mark.parametrize("partial", [False, True])
+@for_each("test", IMPOSSIBLE)
+@for_each("partial", [False, True])
 def test_what_no_code_can_pass_is_an_error_of_the_row(bubblewrap, test, partial):
     said, static = IMPOSSIBLE[test]
     row = {"tests": ["assert double(1) == 2", test, "assert double(2) == 4"]}
@@ -153,7 +154,7 @@ def test_what_no_code_can_pass_is_an_error_of_the_row(bubblewrap, test, partial)
         code_asserts.check_row(row)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "code, test, right",
     [
         # A reply without the function is wrong, whatever else the test reads.
@@ -196,7 +197,7 @@ def test_a_setup_that_no_code_can_pass_is_an_error_of_the_row(bubblewrap):
     assert passes(code, test, setup="half = 0.5") == [True]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text, code",
     [
         ("```\na\n```", "a\n"),
@@ -263,7 +264,7 @@ def test_what_a_program_prints_is_compared_by_words(bubblewrap):
     assert code_stdio("", "4", right)["test_passes"] == [False]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "printed, expected, same",
     [
         ("0.5", "0.50", True),
@@ -328,7 +329,7 @@ METHOD = (
 FUNCTION = "from __future__ import annotations\ndef scaled(numbers, by):\n"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "code, right",
     [
         (METHOD, [True, True, True]),
@@ -361,7 +362,7 @@ def test_functional_tests_of_livecodebench(bubblewrap, code, right):
         assert code_stdio("", f"```python\n{code}\n```", row)["test_passes"] == right
 
 
-@pytest.mark.parametrize(
+@for_each(
     "printed, expected, same",
     [
         ("3", "3", True),
@@ -531,7 +532,7 @@ def test_iterators_and_views_of_a_test_reach_the_candidate(bubblewrap):
     assert passes(code, *tests) == [True] * len(tests)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "test, setup, what",
     [
         ("assert f(Point(1)) == 1", "class Point:\n    def __init__(self, x): self.x = x", "Point"),
@@ -588,7 +589,7 @@ def test_no_value_of_the_candidate_is_an_error_of_the_row(bubblewrap):
     assert passes(code, "assert g(map(str, f())) == 0", seconds=1.0) == [False]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "reply",
     [
         ["raised", ["KeyError", 3, None, "UnicodeDecodeError", "print", "Gone", "__doc__"], None],
@@ -720,7 +721,7 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
     assert code_asserts("", DOUBLE, row)["test_passes"] == [True, False]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "reward, row, message",
     [
         (code_stdio, {}, "must be a list of mappings .* got 'None'"),

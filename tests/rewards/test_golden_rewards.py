@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import rewards
 
@@ -42,7 +43,7 @@ def graded(peer, function, reward, **metadata):
         assert (ours != pytest.approx(value)) == (text in different), (text, answer, value, ours)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("peer", "function", "reward", "metadata"),
     [
         ("slime", "math_dapo compute_score", rewards.dapo_math, {}),
@@ -60,7 +61,7 @@ def test_verifiers_agree_with_released_code(peer, function, reward, metadata):
     graded(peer, function, reward, **metadata)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("peer", "function", "ours"),
     [
         ("slime", "extract_answer", rewards.boxed_answer),

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm import rewards
 from jaxrl_llm.data import from_reasoning_gym
@@ -24,7 +25,7 @@ def bubblewrap():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("trust", [False, True])
+@for_each("trust", [False, True])
 def test_the_tasks_own_rule_scores(trust):
     reward = rewards.reasoning_gym("chain_sum", max_terms=3, trust=trust)
     reward = pickle.loads(pickle.dumps(reward))

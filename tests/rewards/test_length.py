@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.rewards import hbpo_reward, hbpo_rewards, overlong_penalty, overlong_rewards
 
@@ -59,7 +60,7 @@ def reference(correct, length, budget, l_max=4096, k=4.0, d=None, floor=None):
     return reached if floor is None else max(reached, floor)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("budget", "expected"), [(512, 3.923141), (1024, 3.695518), (2048, 2.828427), (2560, 2.222281)]
 )
 def test_hbpo_pays_the_ideal_reward_at_the_budget(budget, expected):
@@ -67,7 +68,7 @@ def test_hbpo_pays_the_ideal_reward_at_the_budget(budget, expected):
     np.testing.assert_allclose(reward, [expected], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("budget", "length", "expected"),
     [
         (2048, 0, 2.828427),
@@ -131,7 +132,7 @@ def test_hbpo_rewards_read_signs_and_lengths_of_a_batch():
 REWARDS, MASK = jnp.ones((2, 3)), jnp.ones((2, 3, 4), bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (

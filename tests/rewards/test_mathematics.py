@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm import rewards
 from jaxrl_llm.core import bind
@@ -36,7 +37,7 @@ def test_golden_pairs_in_both_directions():
     assert not wrong["equal"], f"false negatives: {wrong['equal']}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reply", "answer", "right"),
     [
         ("The answer is 2x + 3.", "2x+3", 1.0),
@@ -136,7 +137,7 @@ def test_equal_pairs_beyond_the_golden_ones(kind, pairs):
     assert not wrong, f"false negatives of {kind}: {wrong}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("a", "b"),
     [
         (r"0.1\pi", r"0.11\pi"),
@@ -169,7 +170,7 @@ def test_different_pairs_beyond_the_golden_ones(a, b):
     assert time.process_time() - start < 10.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "right", "wrong"),
     [
         ("March 5", ["March 5", "5"], ["6", "March 6"]),
@@ -260,7 +261,7 @@ def test_numbers_in_random_notations(data, a, b):
 NONE = [None, "", "  ", math.nan, [], ["4", ""], ["4", None], True, {}]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reward", "good", "bad"),
     [
         (rewards.math_verify, ["1/2", 0.5, r"\text{no solution}", "no solution", r"\pi"], ["blue"]),
@@ -299,7 +300,7 @@ def test_votes_and_pools_pass_on_the_check_of_rows():
     assert row_check(rewards.think_format) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reply", "answer", "right"),
     [
         ("“Rome”", "Rome", 1.0),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import rewards as rw
 from jaxrl_llm.advantages import center
@@ -13,7 +14,7 @@ NONE = {"notions": jnp.zeros((1, 1), int), "notion_where": jnp.zeros((1, 1), boo
 meta = jax.jit(rw.meta_rewards, static_argnames=("base", "inclusive"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("length", "inclusive", "scored"),
     [(150, False, 1), (200, False, 0), (200, True, 1), (55, False, 0), (-1, False, 0)],
 )
@@ -25,9 +26,7 @@ def test_a_length_between_those_of_right_solutions(length, inclusive, scored):
     assert wrong.tolist() == [0.0]
 
 
-@pytest.mark.parametrize(
-    ("rate", "scored"), [(0.5, 1.0), (5 / 8, 0.562341), (0.25, 0.316228), (1.5, 0.01)]
-)
+@for_each(("rate", "scored"), [(0.5, 1.0), (5 / 8, 0.562341), (0.25, 0.316228), (1.5, 0.01)])
 def test_a_pass_rate_near_the_true_one(rate, scored):
     prediction = rw.Prediction(jnp.array([jnp.nan]), jnp.array([rate]), **NONE)
     np.testing.assert_allclose(meta(prediction, REWARDS, LENGTHS), [scored / 3], rtol=1e-5)
@@ -68,7 +67,7 @@ def test_worked_rewards_under_constraints():
     np.testing.assert_allclose(moved, calibrated, atol=1e-6)
 
 
-@pytest.mark.parametrize("junk", [jnp.nan, jnp.inf, 1e4])
+@for_each("junk", [jnp.nan, jnp.inf, 1e4])
 def test_dropped_rollouts_have_no_reward(junk):
     where = jnp.array([True, False])
     ours = rw.calibrated_rewards(jnp.array([0.0, junk]), baseline=jnp.array(0.0), where=where)
@@ -83,7 +82,7 @@ def test_dropped_rollouts_have_no_reward(junk):
     assert near.tolist() == [0.5, 0.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

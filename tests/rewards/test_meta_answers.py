@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.rewards import MetaAnswer, meta_answer_rewards, parse_meta_answer
 
@@ -18,7 +19,7 @@ TRUTH = {
 }
 
 
-@pytest.mark.parametrize(("text", "value"), GOLDEN["texts"])
+@for_each(("text", "value"), GOLDEN["texts"])
 def test_rewards_of_texts_are_those_of_the_released_code(text, value):
     (ours,) = meta_answer_rewards([parse_meta_answer(text)], **TRUTH)
     assert ours == pytest.approx(value, abs=1e-6)
@@ -39,7 +40,7 @@ def test_the_last_object_with_a_key_counts():
     assert parse_meta_answer('{"a": ' * 5000).notions == ()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("word", "singular"),
     [
         ("identities", "identity"),

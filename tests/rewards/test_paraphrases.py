@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import grpo
@@ -66,7 +67,7 @@ def test_equals_the_reference_with_and_without_a_sample():
     assert cross_paraphrase_reward(jnp.ones((1, 4, 1, 4), jnp.bfloat16)).tolist() == [[0.0] * 4]
 
 
-@pytest.mark.parametrize(("paraphrases", "rollouts"), [(1, 1), (2, 1), (3, 1), (2, 3), (3, 4)])
+@for_each(("paraphrases", "rollouts"), [(1, 1), (2, 1), (3, 1), (2, 3), (3, 4)])
 def test_sampled_pairs(paraphrases, rollouts):
     draw = jax.jit(
         lambda key: sample_pair_mask(
@@ -137,7 +138,7 @@ def sampled(shape=(4, 2), **options):
 SQUARE = jnp.ones((2, 2, 2, 2))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import rewards
 from jaxrl_llm.data.parsing import parse_turn
@@ -116,7 +117,7 @@ UNENDING = ("power", "factorial")
 UNENDING_MATHEMATICS = (*UNENDING, "deep", "deep json")  # for which its pool has deadlines
 
 
-@pytest.mark.parametrize("name", IN_PROCESS)
+@for_each("name", IN_PROCESS)
 def test_a_reward_in_the_process(name, payloads, watched):
     reward = IN_PROCESS[name]
     known = repr([reward("", text, ROW) for text in ("4", "5 x")])

@@ -10,6 +10,7 @@ import time
 import warnings
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import RewardError, VerifierPool, VerifierWarning, score
@@ -322,7 +323,7 @@ def test_the_deadline_of_an_async_call_begins_with_the_call(verifiers):
         assert run(pool, *["x"] * 8).rewards.tolist() == [1] * 8 and pool.failures == 0
 
 
-@pytest.mark.parametrize("on_error", ["drop", "zero", "raise"])
+@for_each("on_error", ["drop", "zero", "raise"])
 def test_what_becomes_of_a_failed_call_is_an_option(verifiers, on_error):
     rows = (["p"] * 3, ["ab", "crash", "abc"], [{"id": f"q{n}"} for n in range(3)])
     with (
@@ -422,7 +423,7 @@ local_main = type(local)(local.__code__, {}, "local_main")
 local_main.__module__ = "__main__"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "told"),
     [
         (lambda p, c, m: 1.0, "cannot be sent to another process"),
@@ -450,7 +451,7 @@ def test_a_module_that_ends_the_worker(verifiers, tmp_path, monkeypatch):
         VerifierPool("deadly:f", workers=1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"workers": 0}, "workers must be an integer above 0"),

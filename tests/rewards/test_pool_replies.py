@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.rewards import FAILED, VerifierPool, VerifierWarning, score
 
@@ -208,7 +209,7 @@ def test_a_worker_has_few_variables_and_those_that_are_named(functions, monkeypa
     assert names - set(os.environ) <= {"JAX_PLATFORMS", "LC_CTYPE"}
 
 
-@pytest.mark.parametrize("environment", ["JUDGE_TOKEN", {"JUDGE_TOKEN": "secret"}, [1]])
+@for_each("environment", ["JUDGE_TOKEN", {"JUDGE_TOKEN": "secret"}, [1]])
 def test_the_environment_is_named_without_values(functions, environment):
     with pytest.raises(ValueError, match="environment must be a sequence of names") as told:
         VerifierPool(functions.values, workers=1, environment=environment)

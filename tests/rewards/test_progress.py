@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.rewards import progress_rewards
@@ -61,7 +62,7 @@ def reference(rewards, e, where, radius):
     return out
 
 
-@pytest.mark.parametrize("radius", [0.9, None])
+@for_each("radius", [0.9, None])
 def test_rewards_equal_a_search_for_clusters(radius):
     rng = np.random.default_rng(4)
     P, G = 8, 12
@@ -98,7 +99,7 @@ def test_words_as_embeddings_of_a_batch():
     assert rewards[0, 1] > rewards[0, 2] and rewards[1].tolist()[:2] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "error", "words"),
     [
         ({"embeddings": jnp.ones((3, 2))}, ValueError, "embeddings must have the shape of rewards"),

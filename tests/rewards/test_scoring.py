@@ -9,6 +9,7 @@ import warnings
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.rewards import FAILED, RewardError, Scores, VerifierWarning, score
 from jaxrl_llm.rewards.scoring import grade, join_scores
@@ -43,9 +44,7 @@ def test_the_reward_gets_what_belongs_together():
     assert seen == list(zip(PROMPTS, COMPLETIONS, METADATA, strict=True))
 
 
-@pytest.mark.parametrize(
-    "value", [True, 1, 1.0, np.float64(1), np.int32(1), np.bool_(True), np.array(1.0)]
-)
+@for_each("value", [True, 1, 1.0, np.float64(1), np.int32(1), np.bool_(True), np.array(1.0)])
 def test_kinds_of_numbers(value):
     assert run(giving(value)).rewards.tolist() == [1, 1, 1]
 
@@ -93,7 +92,7 @@ def test_metadata_may_be_left_out():
     assert score(lambda p, c, m: len(m), ["p"], ["c"]).rewards.tolist() == [0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "told"),
     [
         (None, "None"),
@@ -130,7 +129,7 @@ class Short:
         return [1.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reward", "message"),
     [
         (lambda p, c, m: {"right": 1.0, "style": None}, "as 'style' for prompt 0"),
@@ -228,7 +227,7 @@ def test_the_deadline_is_for_one_call_not_for_the_batch():
     assert run(reward, deadline=1.0).rewards.sum() == 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (lambda: score(giving(1.0), [], [], []), ValueError, "the batch is empty"),
@@ -327,8 +326,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "reason"), FAULTS.items())
-@pytest.mark.parametrize("on_error", ["drop", "zero", "raise"])
+@for_each(("fault", "reason"), FAULTS.items())
+@for_each("on_error", ["drop", "zero", "raise"])
 def test_one_call_of_an_async_reward_may_fail(fault, reason, on_error):
     FAULT[0] = fault
     RELEASE.clear()
@@ -364,7 +363,7 @@ def test_a_call_that_blocks_the_event_loop_frees_the_caller():
     assert scores.failed.tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("on_error", ["drop", "zero", "raise"])
+@for_each("on_error", ["drop", "zero", "raise"])
 def test_all_calls_of_an_async_reward_may_not_fail(on_error):
     async def reward(prompt, completion, metadata):
         raise OSError("the judge is away")
@@ -375,7 +374,7 @@ def test_all_calls_of_an_async_reward_may_not_fail(on_error):
         run(reward, on_error=on_error)
 
 
-@pytest.mark.parametrize("on_error", ["drop", "zero", "raise"])
+@for_each("on_error", ["drop", "zero", "raise"])
 def test_mistakes_of_the_code_are_raised_whatever_the_option(on_error):
     async def ungradable(prompt, completion, metadata):
         raise RewardError("the answer is prose")
@@ -524,7 +523,7 @@ class NoNames(dict):
         raise KeyError("gone")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reward", "told"),
     [
         (
@@ -568,7 +567,7 @@ class OneBatch:
         return [1.0] * len(prompts)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reward", "deadline", "told"),
     [
         (giving(1.0), 60.0, ["prompt 0 (id 'one')", "prompt 1 (id 'two')", "prompt 2"]),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm.advantages import grpo
 from jaxrl_llm.core import chain, stateless
@@ -25,7 +26,7 @@ def test_fapo_rewards_of_each_kind():
     assert fapo_reward(rewards, flawed=flawed, lam=0.5).tolist() == [1, 0.5, -1, -1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rewards", "flawed", "expected"),
     [
         ([1, 1, 0, 0], [0, 1, 0, 0], [1.305581, 0.261116, -0.783349, -0.783349]),
@@ -50,9 +51,7 @@ def test_fapo_equals_its_formula(right, flawed, lam):
     np.testing.assert_array_equal(fapo_reward(rewards, flawed=flawed, lam=lam), expected)
 
 
-@pytest.mark.parametrize(
-    ("clean", "flawed", "wrong"), [(1, 1, 3), (3, 1, 1), (2, 2, 2), (0, 2, 3), (4, 1, 0)]
-)
+@for_each(("clean", "flawed", "wrong"), [(1, 1, 3), (3, 1, 1), (2, 2, 2), (0, 2, 3), (4, 1, 0)])
 def test_the_sign_of_a_flawed_answer_is_that_of_wrong_minus_clean(clean, flawed, wrong):
     rewards = jnp.array([1.0] * (clean + flawed) + [0.0] * wrong)
     flaw = jnp.array([False] * clean + [True] * flawed + [False] * wrong)
@@ -75,7 +74,7 @@ def test_fapo_in_bfloat16_and_compiled():
     np.testing.assert_array_equal(out, [0.0, -1.0, 1.0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("predicted", "truth", "steps", "expected"),
     [
         (-1, -1, 5, 1.0),
@@ -115,7 +114,7 @@ REWARDS, FLAGS = jnp.ones((2, 3)), jnp.zeros((2, 3), bool)
 INTEGERS = jnp.ones(2, int)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "message"),
     [
         (
@@ -150,7 +149,7 @@ def test_inputs_of_another_type(call, message):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "message"),
     [
         (

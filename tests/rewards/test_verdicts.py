@@ -1,11 +1,12 @@
 """What a judge's text says: the last of two words, a number on a scale."""
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.rewards import rating, verdict
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "want"),
     [
         ("yes", 1.0),
@@ -27,7 +28,7 @@ def test_words_are_two_that_differ():
             verdict("yes", words=words)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "want"),
     [
         ("7", 0.7),

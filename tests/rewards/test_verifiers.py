@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import rewards
 from jaxrl_llm.core import bind
@@ -22,7 +23,7 @@ NUMBERED = {"text": ["Mars", "Venus", "Earth"], "label": ["1", "2", "3"]}
 BRACKETED = NUMBERED | {"label": ["(1)", "(2)", "(3)"]}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "box"),
     [
         (r"\boxed{4}", "4"),
@@ -41,7 +42,7 @@ def test_the_last_box_ends_at_its_brace(text, box):
     assert R.boxed_answer(text) == box
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "letter"),
     [
         ("The answer is (C).", "C"),
@@ -81,7 +82,7 @@ def test_the_letter_of_a_choice(text, letter):
 HUGE = "12345678901234567890"  # which no float64 is
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reward", "text", "metadata", "value"),
     [
         (R.dapo_math, "Answer: 18", {"answer": 18.0}, 1.0),
@@ -191,8 +192,8 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
+@for_each("family", FAMILIES)
+@for_each(
     ("reward", "right", "wrong"),
     [
         (R.last_integer, "It is 4.", "It is 5."),
@@ -215,7 +216,7 @@ def test_a_reward_reads_the_final_part_of_every_family(reward, right, wrong, fam
     assert R.think_format("", family.format(right, wrong), {}) == 1.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reward", "metadata", "message"),
     [
         (R.dapo_math, {}, "dapo_math: metadata['answer'] must be a string, got None"),
@@ -254,7 +255,7 @@ def test_boxes_are_graded_as_mathematics():
             reward("", "no box", {"answer": ""})
 
 
-@pytest.mark.parametrize("text", [r"\boxed{}", r"\boxed{ }", "Answer: $", "no answer"])
+@for_each("text", [r"\boxed{}", r"\boxed{ }", "Answer: $", "no answer"])
 def test_an_empty_answer_is_no_vote(text):
     for verifier in (R.boxed_math, R.dapo_math):
         assert R.majority_vote(verifier)("", text, {})["answer_ids"] == -1.0
@@ -279,7 +280,7 @@ def test_a_reply_that_names_an_option_by_its_label_or_its_text_votes_for_that():
 SUM = R.weighted_sum({"right": (R.dapo_math, 1.0), "format": (R.think_format, 0.25)})
 
 
-@pytest.mark.parametrize("absent", [math.nan, None, {"reward": math.nan}])
+@for_each("absent", [math.nan, None, {"reward": math.nan}])
 def test_a_term_that_does_not_apply_is_not_in_the_sum(absent):
     terms = {"a": (lambda p, c, m: absent, 1.0), "b": (lambda p, c, m: 2.0, 0.5)}
     value = R.weighted_sum(terms)("", "", {})
@@ -299,7 +300,7 @@ async def awaited(prompt, completion, metadata):
     return vowels(prompt, completion, metadata)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("returned", "said"),
     [
         (
@@ -311,7 +312,7 @@ async def awaited(prompt, completion, metadata):
         ([1, 1, 1, 1], None),
     ],
 )
-@pytest.mark.parametrize("pooled", [False, True])
+@for_each("pooled", [False, True])
 def test_a_term_without_a_return_is_told_once_with_its_counts(returned, said, pooled):
     total = R.weighted_sum({"vowels": (vowels, 1.0), "words": (R.word_repetition, 0.5)})
     reward = SimpleNamespace(
@@ -382,7 +383,7 @@ def of_verl(data_source, solution_str, ground_truth):
     return float(solution_str == ground_truth)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (lambda: R.weighted_sum({}), ValueError, "there are no terms"),
@@ -413,7 +414,7 @@ def test_what_cannot_be_composed_is_refused(call, error, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("verifier", "same", "other"),
     [
         (R.last_integer, ("so 1,000", "= 1000."), "1001"),
@@ -528,7 +529,7 @@ def test_length_rewards_of_a_batch():
 PAIR, TOKENS, MASK = jnp.ones(2), jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "arguments", "options", "message"),
     [
         (R.repetition_penalty, (TOKENS, MASK), {"max_penalty": 1.0}, "must be 0 or below; got 1"),
@@ -554,7 +555,7 @@ def test_bad_shaping_is_refused(function, arguments, options, message):
     assert message in str(caught.value) and function.__name__[:8] in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "right", "wrong"),
     [
         (r"2\pi", r"\boxed{2\pi}", r"\boxed{2}"),

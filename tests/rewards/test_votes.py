@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 from jaxrl_llm.advantages import grpo
 from jaxrl_llm.rewards import majority_label, majority_rewards
@@ -18,7 +19,7 @@ vote = jax.jit(majority_label)
 rewards_of = jax.jit(lambda ids, where: majority_rewards(0.0 * ids, answer_ids=ids, where=where))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answers", "label", "share", "rewards"),
     [
         ([3, 3, 5, 7], 3, 0.5, [1, 1, 0, 0]),
@@ -79,7 +80,7 @@ def test_an_empty_group_has_no_label():
     assert found.label.tolist() == [-1, -1] and found.share.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: majority_label(jnp.zeros(3)), TypeError, "answer_ids must hold integers"),

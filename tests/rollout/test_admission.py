@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.rollout import admit, future_peak, longest_first, predict_remaining
 
@@ -155,7 +156,7 @@ def test_order_keeps_siblings_together_and_falls(requests):
         assert (np.diff(order[group[order] == g]) > 0).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: future_peak([1.5], [1]), TypeError, "future_peak: used must hold integers"),

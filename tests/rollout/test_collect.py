@@ -7,6 +7,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import (
@@ -123,7 +124,7 @@ COLLECTORS = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "places", "asked"),
     [
         ("in_order", [0, 1, 2], 3),
@@ -205,7 +206,7 @@ def test_a_batch_larger_than_the_data_begins_again():
     assert sorted(places[:2]) == [0, 1] and places == (places[:2] * 3)[:5]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "message"),
     [
         ({"score": None}, TypeError, "score must be a function; got None"),
@@ -223,7 +224,7 @@ def test_options_of_prioritized(options, error, message):
     assert "prioritized" in str(raised.value) and message in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reward", "score", "message"),
     [
         (1.5, jr.curation.learnability, "rewards must be in [0, 1]; prompt"),
@@ -268,7 +269,7 @@ class Wandering:
         return Decision(rows=tuple(Row(((i, 0),)) for i in range(2, 2 + P))), state
 
 
-@pytest.mark.parametrize("spare", [0, 1, 2, 3, 5, 9])
+@for_each("spare", [0, 1, 2, 3, 5, 9])
 def test_what_was_sampled_ahead_in_vain_is_sampled_again(spare):
     backend = Shuffled(0, spare=spare)
     batch = play(Wandering(), backend)
@@ -296,7 +297,7 @@ def test_more_rollouts_go_to_the_groups_that_the_allocator_names():
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("allocate", "message"),
     [
         (lambda accuracy: np.full(3, -1), "gives group 0, which has 2 rollouts, -1 more"),
@@ -312,7 +313,7 @@ def test_allocators_that_make_no_batch_are_refused(allocate, message):
     assert message in str(error.value) and backend.closed
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "message"),
     [
         ({"allocate": None}, TypeError, "allocate must be a function; got None"),
@@ -423,7 +424,7 @@ def decide(*rows):
 WHOLE = tuple(Row(((i, 0),)) for i in range(P))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("functions", "message"),
     [
         ({"observe": lambda s, c: (Decision(), s)}, "neither completes the batch of 3 groups nor"),
@@ -445,7 +446,7 @@ def test_a_collector_that_makes_no_batch_is_refused(functions, message):
     assert message in str(error.value) and backend.closed
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "message"),
     [
         ({"max_rounds": 0}, ValueError, "max_rounds must be above 0; got 0"),
@@ -688,7 +689,7 @@ def test_what_is_built_of_refill_samples_ahead():
         assert not declares(collector, "asks_ahead")
 
 
-@pytest.mark.parametrize("together", [True, False])
+@for_each("together", [True, False])
 def test_the_same_draws_are_asked_for_once(together):
     class Twice(type(in_order())):
         def observe(self, state, collection):
@@ -703,7 +704,7 @@ def test_the_same_draws_are_asked_for_once(together):
     assert "asks twice for the draws of rollouts (0,) of request 0" in str(error.value)
 
 
-@pytest.mark.parametrize("spare", [0, 1, 4, 2 * P])
+@for_each("spare", [0, 1, 4, 2 * P])
 def test_requests_with_arrays_are_sampled_ahead_once(spare):
     limits = Limits(TextEncoder(jr.testing.ByteTokenizer(), 30, chat=False), 2, 259)
     backend, collector = Shuffled(spare, spare=spare), Demonstrated()

@@ -7,6 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import curation
@@ -496,7 +497,7 @@ def test_the_laws_of_collectors(name):
         state, first = batch.state, first + batch.in_order
 
 
-@pytest.mark.parametrize("name", COLLECTORS)
+@for_each("name", COLLECTORS)
 def test_a_batch_ends_where_all_rewards_agree(name):
     collector = sized(COLLECTORS[name], group_size=G, max_new_tokens=T, num_groups=P)
     state, first = collector.init(N), 0
@@ -507,9 +508,7 @@ def test_a_batch_ends_where_all_rewards_agree(name):
         state, first = batch.state, first + batch.in_order
 
 
-@pytest.mark.parametrize(
-    "name", ["refill", "two phases", "forked", "ladder", "mixed", "judged", "targeted"]
-)
+@for_each("name", ["refill", "two phases", "forked", "ladder", "mixed", "judged", "targeted"])
 def test_what_decides_on_groups_is_no_source_of_prompts(name):
     source = COLLECTORS[name]
     for make in (
@@ -555,8 +554,8 @@ def test_stored_groups_stand_behind_what_the_source_asks_for_first():
     assert [x.role for x in later] == [OWN] * 2 + [REPLAYED] * 2
 
 
-@pytest.mark.parametrize("make", [curation.partial_rollouts, curation.windowed])
-@pytest.mark.parametrize("source", [curation.in_epochs(), curation.staged((1, 9))])
+@for_each("make", [curation.partial_rollouts, curation.windowed])
+@for_each("source", [curation.in_epochs(), curation.staged((1, 9))])
 def test_groups_that_end_later_have_no_source_that_counts_those_of_a_batch(make, source):
     with pytest.raises(ValueError, match="counts the groups of a batch"):
         make(source=source)

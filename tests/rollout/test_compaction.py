@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.rollout.compaction import (
@@ -16,7 +17,7 @@ from jaxrl_llm.rollout.compaction import (
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "grid, smaller",
     [
         ((8, 8), (8, 2)),

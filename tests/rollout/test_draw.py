@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core.support import keep_mask
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
@@ -109,7 +110,7 @@ def test_tokens_of_the_prompt_and_the_response_so_far_are_penalized():
         np.testing.assert_allclose(out.behavior_logp[r, w], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 3}, {"temperature": 2.0}])
+@for_each("options", [{}, {"temperature": 0.0}, {"top_k": 3}, {"temperature": 2.0}])
 def test_the_runner_up_is_the_most_likely_other_token_of_the_plain_model(options):
     out = make(runner_up=True, **options).next_token(LOGITS, UNIFORM, slots())
     logp = np.asarray(jax.nn.log_softmax(LOGITS))
@@ -132,7 +133,7 @@ def test_allowed_tokens_are_the_support():
     np.testing.assert_allclose(out.entropy, -(p * np.log(p)).sum(-1), atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"vary": ("topk",)}, "f: vary must be one of .* got 'topk'. Did you mean 'top_k'"),
@@ -150,8 +151,8 @@ def test_bad_options_are_named(options, message):
         make(**options)
 
 
-@pytest.mark.parametrize("option", ["temperature", "repetition_penalty", "top_p", "min_p"])
-@pytest.mark.parametrize(
+@for_each("option", ["temperature", "repetition_penalty", "top_p", "min_p"])
+@for_each(
     ("value", "error", "message"),
     [
         (np.inf, ValueError, "must be finite"),
@@ -168,7 +169,7 @@ def test_values_that_are_not_sensible_numbers_are_refused(option, value, error, 
         make(**{option: value})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "message"),
     [
         ({"top_k": V + 1}, ValueError, "top_k must be at most the vocabulary of 40; got 41"),
@@ -195,7 +196,7 @@ def test_stop_ids_beyond_the_vocabulary_are_never_drawn():
     assert not np.isin(drawn.tokens, stops).any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("asked", "message"),
     [
         ({"temperature": -1}, "group 7 sets temperature to -1; it must be at least 0 and at most"),

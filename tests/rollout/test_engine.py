@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import AttentionContext
@@ -274,7 +275,7 @@ def make_deltas(params):
     return deltas, merged
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "message"),
     [
         ({"rows": 0}, ValueError, "rows must be above 0"),
@@ -304,7 +305,7 @@ def test_bad_options_are_named(make, options, error, message):
         make(**options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("factors", "message"),
     [
         (((3, 4, 2), (2, 2, 4)), r"\[N\]; got \(3, 4, 2\), \(2, 2, 4\)"),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.support import Support
@@ -23,7 +24,7 @@ def begun(n, finish=UNFINISHED, *, entropy=True):
     return Completion(7, out, finish)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "message"),
     [
         ({"prompt": []}, "has an empty prompt; it needs at least one token"),

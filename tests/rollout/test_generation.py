@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.rollout import Completion, Group, off_policy_fraction, sample_round
@@ -467,7 +468,7 @@ def test_stop_strings_cut_at_the_token_that_completes_them(
     assert 3 < cut < len(result)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "message"),
     [
         ({"stop_strings": ("a",)}, ValueError, "stop_strings and decode_text must be set together"),

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation.collectors.protocol import Response, beginning
@@ -92,7 +93,7 @@ CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12 * 12"}
 BOOK = '<tool_call>{"name": "book", "arguments": {"title": "a"}}</tool_call>'
 
 
-@pytest.mark.parametrize(("reward", "value"), [(dapo_math, -1.0), (exact_match, 0.0)])
+@for_each(("reward", "value"), [(dapo_math, -1.0), (exact_match, 0.0)])
 def test_tools_without_an_answer_earn_no_more_than_a_wrong_one(begin, reward, value):
     env = ToolEnv([calculator, book], reward)
     for end, limits, turn, cut in (
@@ -126,7 +127,7 @@ def fails():
     raise KeyError("door")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("cost", "end", "error"),
     [
         (fails, "env_error", "truncation_reward failed: KeyError: 'door'"),
@@ -136,7 +137,7 @@ def fails():
         (lambda: None, "env_error", "truncation_reward failed: None, which is no finite"),
     ],
 )
-@pytest.mark.parametrize("cut", [False, True])
+@for_each("cut", [False, True])
 def test_a_fault_at_a_limit_ends_its_episode_alone(begin, cost, end, error, cut):
     episodes = begin(Costly(cost), max_turns=2, seconds=0.5, most=45)
     failed = play(episodes, "a", "b" * 45 if cut else "b", cut=cut).episode
@@ -202,7 +203,7 @@ class Made(Replay):
         return self.kind(), Observation([{"role": "user", "content": "go"}])
 
 
-@pytest.mark.parametrize(("kind", "reward"), [(Slow, 1), (SlowCostly, -2)])
+@for_each(("kind", "reward"), [(Slow, 1), (SlowCostly, -2)])
 def test_an_instance_that_closes_slowly_costs_no_reward(begin, kind, reward):
     episode = play(begin(Made(kind), max_turns=1, seconds=0.5), "a").episode
     assert (episode.end, episode.reward, episode.error) == ("turns", reward, "")
@@ -234,7 +235,7 @@ class Steep(Costly):
         return state, seen._replace(reward=seen.reward if seen.done else first)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("first", "cost", "error"),
     [
         (-3e38, 0.0, "the sum of its rewards is -6e+38, which is no finite"),

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Request, in_order, partial_rollouts, prioritized
@@ -150,7 +151,7 @@ def test_worked_batches():
     assert third.version[0, 1].tolist() == [1] * 4 + [2] * 4 and (third.version[1] == 1)[:, 0].all()
 
 
-@pytest.mark.parametrize("options", [{}, {"segments": 1}, {"oversample": 1.5, "segments": 8}])
+@for_each("options", [{}, {"segments": 1}, {"oversample": 1.5, "segments": 8}])
 def test_no_prompt_is_lost_or_trained_twice(options):
     collector = collector_of(**options)
     batches, taken = run(collector, 12)
@@ -239,7 +240,7 @@ def test_proposals_are_the_same_one_by_one_and_at_once():
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "message"),
     [
         ({"segments": 2.5}, TypeError, "segments must be an integer; got 2.5"),
@@ -275,7 +276,7 @@ def test_its_state_has_the_sizes_of_a_run():
     assert collector_of().init(N).tokens.shape == (P, G, T)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "collector",
     [
         partial_rollouts(segments=4),

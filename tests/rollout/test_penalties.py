@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.rollout.sampling.penalties import (
     add_seen,
@@ -56,7 +57,7 @@ def test_allowed_and_stop_tokens():
     assert jnp.isfinite(by_row).tolist() == [[True, False], [False, True]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (

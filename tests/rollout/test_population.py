@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.evolution import leaf_classes, model_delta, perturb
 from jaxrl_llm.models.sharding import batch_sharding, param_shardings, shard
@@ -230,7 +231,7 @@ def test_a_second_call_compiles_nothing(tiny, noise):
     assert sample.compiled._cache_size() == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be above 0"),
@@ -248,7 +249,7 @@ def test_bad_options_are_named(tiny, options, message):
         make_population_sampler(tiny[0], **{**STOPS, **options})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "prompts", "count", "message"),
     [
         ({}, ALIKE, None, "a population needs deltas; see evolution.model_delta"),
@@ -281,8 +282,8 @@ def test_bad_inputs_are_named(tiny, noise, options, prompts, count, message):
         sample(tiny[1], deltas, KEY, prompts)
 
 
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("part", [slice(0, 2), slice(0, 3), slice(2, 3)])
+@for_each("share", [False, True])
+@for_each("part", [slice(0, 2), slice(0, 3), slice(2, 3)])
 def test_deltas_of_unequal_numbers_of_members(tiny, noise, part, share):
     """Factors of some modules, or scales, are half as many as those of the others."""
     sample = make_population_sampler(tiny[0], **STOPS)

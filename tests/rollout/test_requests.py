@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Decision, Request, Response, Row, in_order
@@ -235,7 +236,7 @@ def test_a_temperature_of_a_request(tiny):
     assert (tokens[0] != batch.rollout.tokens[1, 0]).any()
 
 
-@pytest.mark.parametrize("name", ["rounds", "slots"])
+@for_each("name", ["rounds", "slots"])
 def test_rewards_that_requests_bring(tiny, name):
     calls = []
 
@@ -277,7 +278,7 @@ def test_what_was_stored_is_replayed_with_its_numbers(tiny):
 ONE = Response("a")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("request_", "message"),
     [
         (Request(1, 1, text="x" * 41), "Prompt '1', with the text of collector Plan("),

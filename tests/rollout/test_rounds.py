@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.corrections import staleness_capacity
 from jaxrl_llm.rollout import (
@@ -219,7 +220,7 @@ def test_a_simulated_buffer_never_lags_by_more(alpha, batch, seed):
     assert most <= batch + math.ceil(alpha * batch)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("eta", "version", "batch", "accepted", "running", "most", "expected"),
     [
         (0, 0, 8, 0, 0, 64, 8),
@@ -233,8 +234,8 @@ def test_capacity_of_areal(eta, version, batch, accepted, running, most, expecte
     assert int(staleness_capacity(version, accepted, running, **options)) == expected
 
 
-@pytest.mark.parametrize("eta", [0, 1, 3])
-@pytest.mark.parametrize("batch", [1, 4])
+@for_each("eta", [0, 1, 3])
+@for_each("batch", [1, 4])
 def test_staleness_never_exceeds_eta_where_rollouts_are_rejected_and_interrupted(eta, batch):
     options = {"batch_size": batch, "max_staleness": eta, "max_concurrent": 3 * batch + 1}
     rng, accepted, used, seen = random.Random(7 * eta + batch), 0, 0, set()
@@ -272,7 +273,7 @@ def test_the_first_to_finish():
     assert first_g_finished(times[0], group_size=4).tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: roll_budget([-1], batch_size=4, alpha=0.0), ValueError, "steps must not be neg"),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import AttentionContext
@@ -148,7 +149,7 @@ def test_a_mesh_samples_the_same_tokens(tiny, shape):
     np.testing.assert_allclose(alone.behavior_logp, spread.behavior_logp, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be above 0"),
@@ -171,14 +172,14 @@ def test_bad_options_are_named(tiny, options, message):
         make_sampler(tiny[0], **{"max_new_tokens": 2, "group_size": 2, **options})
 
 
-@pytest.mark.parametrize("value", [True, 2.0, np.inf, "2"])
+@for_each("value", [True, 2.0, np.inf, "2"])
 def test_sizes_are_integers(tiny, value):
     for option in ("max_new_tokens", "group_size", "shared_prefix_len"):
         with pytest.raises(TypeError, match=f"make_sampler: {option} must be an? \\w+; got"):
             make_sampler(tiny[0], **{"max_new_tokens": 2, "group_size": 2, option: value})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prompts", "options", "error", "message"),
     [
         ([], {}, ValueError, "there are no prompts"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.core.support import keep_mask
 from jaxrl_llm.rollout.sampling.draw import draw_tokens, sample_from, sampled_logprobs
@@ -20,7 +21,7 @@ def _kept(logits, **options):
     return int(jnp.isfinite(filter_logits(logits, **options)).sum())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("logits", "options", "kept"),
     [
         (FOUR, {"top_p": 0.74}, 2),
@@ -130,8 +131,8 @@ def _options(rng, rows, most):
 
 # In the larger vocabularies only the first tokens are put in order; what needs more is found by
 # bisection. Logits in steps have many ties.
-@pytest.mark.parametrize("order", ["hf", "vllm"])
-@pytest.mark.parametrize(("size", "spread", "step"), [(30, 2, 0), (1500, 4, 0), (1500, 1, 0.5)])
+@for_each("order", ["hf", "vllm"])
+@for_each(("size", "spread", "step"), [(30, 2, 0), (1500, 4, 0), (1500, 1, 0.5)])
 def test_filters_against_numpy(size, spread, step, order):
     rng = np.random.default_rng(size)
     logits = rng.normal(size=(24, size)).astype(np.float32) * spread
@@ -145,7 +146,7 @@ def test_filters_against_numpy(size, spread, step, order):
         np.testing.assert_array_equal(got[i], _reference(row, **one, order=order), err_msg=str(one))
 
 
-@pytest.mark.parametrize("options", [{"top_k": 300}, {"top_k": 1200, "top_p": 0.9}])
+@for_each("options", [{"top_k": 300}, {"top_k": 1200, "top_p": 0.9}])
 def test_top_k_that_is_known_when_compiling(options):
     logits = np.random.default_rng(0).normal(size=(3, 1500)).astype(np.float32)
     got = np.isfinite(jax.jit(lambda x: filter_logits(x, **options))(logits))
@@ -185,14 +186,14 @@ def test_no_uniform_at_the_edge_of_a_block_draws_a_dropped_token():
     assert np.isfinite(logits[np.asarray(tokens)]).all()
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(np.float32(1), np.float32(0))])
+@for_each("uniform", [0.0, 0.5, np.nextafter(np.float32(1), np.float32(0))])
 def test_a_dropped_token_is_never_drawn(uniform):
     logits = np.full(1000, -np.inf, np.float32)
     logits[[3, 517]] = 0.0
     assert int(sample_from(jnp.asarray(logits), jnp.float32(uniform))) in (3, 517)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"order": "sglang"}, "order must be one of 'hf', 'vllm'"),
@@ -313,7 +314,7 @@ def test_penalty_comes_before_temperature_and_is_no_truncation():
     assert drawn.support is None and float(drawn.log_kept) == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0, jnp.float32(0.0)])
+@for_each("temperature", [0.0, 1.0, jnp.float32(0.0)])
 def test_an_empty_set_of_tokens_is_a_failure(temperature):
     drawn = draw_tokens(
         FOUR,
@@ -342,7 +343,7 @@ def test_a_row_without_any_token_left_shows():
     assert not jnp.isfinite(drawn.behavior_logp)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"repetition_penalty": 1.2}, "seen and repetition_penalty go together"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.rollout import Completion, Group, pick_next
 from jaxrl_llm.rollout.engine.requests import limits_of
@@ -170,7 +171,7 @@ def test_a_prompt_is_read_again_only_for_rows_that_would_stay_empty(lengths, row
         assert grid.prefills == len(lengths)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"row_group": [0, 2, -1]}, ValueError, "row_group must be -1 or one of the 2 groups"),

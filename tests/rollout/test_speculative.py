@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.rollout import spec_accept
 from jaxrl_llm.rollout.sampling.speculative import decide
@@ -34,9 +35,7 @@ def marginal(p, q):
     return out
 
 
-@pytest.mark.parametrize(
-    ("p", "q"), [(P[0], Q[0]), (P[1], Q[1]), (P[0], Q[1]), (P[1], Q[0]), (P[0], P[0])]
-)
+@for_each(("p", "q"), [(P[0], Q[0]), (P[1], Q[1]), (P[0], Q[1]), (P[1], Q[0]), (P[0], P[0])])
 def test_the_marginal_is_p(p, q):
     # Each of the two grids misses a mass by less than half a step at every boundary.
     np.testing.assert_allclose(marginal(p, q), p, atol=2.0 / N)
@@ -127,7 +126,7 @@ def test_no_draft_is_a_plain_draw():
     assert int(n) == 0 and int(token) == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"p": P[:1]}, ValueError, r"spec_accept: p must have shape \(2, 3\); got \(1, 3\)"),

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.rollout import Completion, FinishedGroup, Group, to_rollout
@@ -60,7 +61,7 @@ def test_the_batch_of_an_engine_is_that_of_the_sampler(tiny, make):
             assert getattr(ours, name).dtype == x.dtype, name
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("groups", "message"),
     [
         ([], "there are no groups"),

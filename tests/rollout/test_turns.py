@@ -6,6 +6,7 @@ from concurrent.futures import Future
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.runtime.threads import LAUNCHING
@@ -335,7 +336,7 @@ def play():
         episodes.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "first", "instead"),
     [
         ("a", "a", None),
@@ -395,7 +396,7 @@ def test_a_response_between_turns_is_cancelled_or_begins_again(engine, generate,
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tokens", "message"),
     [([], "0 tokens"), ([7] * T, f"{T} tokens"), ([999], "token 999")],
 )

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 import uvicorn
+from rows import for_each
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
@@ -622,7 +623,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@for_each("case", WRONG)
 def test_wrong_requests_get_one_sentence(service, case):
     path, body, status, words = WRONG[case]
     found, reply = service.ask(path, body)

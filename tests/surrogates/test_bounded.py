@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from rows import for_each
 
 from jaxrl_llm.surrogates import (
     bpo_center,
@@ -30,7 +31,7 @@ def at(ratio, advantage, median, **options):
     return float(value), float(gradient[0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ratio", "advantage", "median", "expected"),
     [
         (1.0, 2.0, 1.0, (0.4, -2.0)),
@@ -121,7 +122,7 @@ def test_rewards_whose_deviation_underflows_have_a_direction():
     assert np.isnan(median_advantage(jnp.array([jnp.nan, 0.0, 0.0]))).all()
 
 
-@pytest.mark.parametrize(("temperature", "center"), [(0.01, 0.9), (1.0, 0.9638)])
+@for_each(("temperature", "center"), [(0.01, 0.9), (1.0, 0.9638)])
 def test_worked_centers(temperature, center):
     got = bpo_center(VALUES, temperature=temperature)
     np.testing.assert_allclose(got, [center], atol=1e-4)
@@ -171,7 +172,7 @@ def test_mu_loss_equals_float64_also_far_away():
         )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (lambda: at(1.0, 1.0, 1.0, eps_low=-0.1), ValueError, "gbpo: eps_low must not be negative"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.surrogates import (
     dapo_clip,
@@ -28,7 +29,7 @@ def at(surrogate, ratio, advantage, **options):
     return float(value), float(gradient[0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ratio", "advantage", "expected"),
     [
         (1.5, 1.0, (-1.2, 0.0)),
@@ -55,14 +56,14 @@ def test_dual_clip_spares_positive_advantages():
     np.testing.assert_allclose(got, (-8.0, -8.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"eps_low": 1e9, "eps_high": 1e9},
         {"eps_low": np.inf, "eps_high": np.inf, "dual_clip": np.inf},
     ],
 )
-@pytest.mark.parametrize("advantage", [1.5, -0.7, 0.0])
+@for_each("advantage", [1.5, -0.7, 0.0])
 def test_without_bounds_it_is_minus_a_r(options, advantage):
     for ratio in (0.01, 0.9, 7.0, 300.0):
         expected = -advantage * ratio
@@ -76,7 +77,7 @@ def test_epsilon_zero_keeps_the_gradient_of_an_unchanged_policy():
     assert at(ppo_clip, 1.0, -2.0, eps_low=0.0, eps_high=0.0) == (2.0, 2.0)
 
 
-@pytest.mark.parametrize(("distance", "sign"), [(30.0, 1), (1e4, 1), (-30.0, -1)])
+@for_each(("distance", "sign"), [(30.0, 1), (1e4, 1), (-30.0, -1)])
 def test_log_ratio_is_clamped(distance, sign):
     old = jnp.zeros(1)
     loss = lambda x: ppo_clip(x, old, -jnp.ones(1), ONE, eps_low=np.inf)[0]  # noqa: E731
@@ -120,7 +121,7 @@ def test_the_ratio_form_has_the_gradient_of_reinforce_at_every_token():
     np.testing.assert_array_equal(ratio, plain)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("surrogate", "option"),
     [(ppo_clip, "dual_clip"), (dapo_clip, "eps_low"), (dcpo_dynamic_clip, "r_max")],
 )
@@ -135,7 +136,7 @@ def test_an_option_that_is_a_text_is_named(surrogate, option):
 bounds = jax.jit(dcpo_bounds)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("probability", "low", "high"),
     [
         (0.9, 0.76874, 1.18718),
@@ -185,7 +186,7 @@ def dcpo_at(ratio, advantage, probability, **options):
     return float(value), float(gradient[0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ratio", "advantage", "probability", "expected"),
     [
         (4.0, 1.0, 0.9, (-1.18718, 0.0)),
@@ -215,7 +216,7 @@ def test_the_bounds_are_constants():
     assert not np.any(gradient)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"eps_low": -0.1}, "eps_low must not be negative"),
@@ -250,7 +251,7 @@ def gate(ratio, advantage=1.0, **options):
     return float(value) / -advantage, float(gradient[0]) / -advantage
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ratio", "advantage", "expected"),
     [
         (1.0, 1.0, (2.0, 1.0)),
@@ -264,7 +265,7 @@ def test_worked_numbers(ratio, advantage, expected):
     np.testing.assert_allclose(gate(ratio, advantage), expected, atol=6e-6)
 
 
-@pytest.mark.parametrize("tau", [0.1, 1.0, 1.05, 7.0])
+@for_each("tau", [0.1, 1.0, 1.05, 7.0])
 def test_unchanged_policy_has_value_two_over_tau_and_slope_one(tau):
     for advantage in (1.0, -1.0):
         got = gate(1.0, advantage, tau_pos=tau, tau_neg=tau)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.surrogates import (
@@ -40,7 +41,7 @@ def test_worked_covariance():
     )
 
 
-@pytest.mark.parametrize("junk", [0.0, 1e4, np.nan, np.inf])
+@for_each("junk", [0.0, 1e4, np.nan, np.inf])
 def test_covariance_equals_float64_and_never_reads_masked_cells(junk):
     advantages, logp = np.where(MASK, TOKENS, junk), np.where(MASK, NEW, junk)
     got = token_covariance(advantages.astype(np.float32), logp.astype(np.float32), MASK)
@@ -211,7 +212,7 @@ def test_selection_takes_the_names_of_a_batch():
         kl_cov_selection(TOKENS, old_logp=NEW[0], mask=MASK)
 
 
-@pytest.mark.parametrize("function", [clip_cov, kl_cov])
+@for_each("function", [clip_cov, kl_cov])
 def test_a_recipe_has_to_be_given_a_selection_of_the_whole_batch(function):
     recipe = jr.recipes.grpo(kl_coef=0.0).replace(surrogate=function)
     assert "selected" in recipe.required_fields
@@ -219,7 +220,7 @@ def test_a_recipe_has_to_be_given_a_selection_of_the_whole_batch(function):
     assert "selected" not in named.required_fields
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "options", "error", "message"),
     [
         (clip_cov, {}, TypeError, "without selected it takes a key"),

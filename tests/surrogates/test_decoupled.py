@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from surrogate_cases import clipped, numeric_gradient, ratio
 
 from jaxrl_llm.surrogates import decoupled_ppo, mix_ppg, ppo_clip, reinforce
@@ -54,8 +55,8 @@ def ppo_clip_around_the_sampler(logp, old_logp, advantages, mask, *, behavior_lo
     return ppo_clip(logp, behavior_logp, advantages, mask, eps_low=0.25, eps_high=0.25)
 
 
-@pytest.mark.parametrize("function", BOTH)
-@pytest.mark.parametrize("seed", range(2))
+@for_each("function", BOTH)
+@for_each("seed", range(2))
 def test_value_and_gradient_match_float64(function, seed):
     weights = np.random.default_rng(seed).uniform(0.5, 1.5, SHAPE)
     options = {"eps_low": 0.15, "eps_high": 0.25}
@@ -76,7 +77,7 @@ def test_value_and_gradient_match_float64(function, seed):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("function", BOTH)
+@for_each("function", BOTH)
 def test_a_sampler_that_is_the_last_policy_gives_ppo(function):
     options = {"eps_low": 0.1, "eps_high": 0.3}
     assert_same(both(function, behavior=OLD, **options), both(ppo_clip, behavior=None, **options))
@@ -96,7 +97,7 @@ def test_decoupled_is_ppo_with_a_weight():
     assert_same(got, both(ppo_clip, behavior=None, weight=weight, **options))
 
 
-@pytest.mark.parametrize("beyond", [None, "clamp", "mask"])
+@for_each("beyond", [None, "clamp", "mask"])
 def test_weights_beyond_the_cap(beyond):
     weight = np.exp(OLD - BEHAVIOR)
     assert (weight > 1.2).any() and (weight < 1.2).any()
@@ -140,7 +141,7 @@ def test_far_log_ratios_are_clamped(function):
     assert np.isfinite(jax.grad(lambda x: loss(x).sum())(jnp.zeros(2))).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"eps_low": -0.1}, "eps_low must not be negative"),
@@ -156,7 +157,7 @@ def test_bad_options_are_named(options, message):
         both(decoupled_ppo, **options)
 
 
-@pytest.mark.parametrize("function", BOTH)
+@for_each("function", BOTH)
 def test_a_missing_or_integer_sampler_is_named(function):
     with pytest.raises(ValueError, match=f"^{function.__name__}: behavior_logp is None"):
         function(LOGP, OLD, TOKENS, MASK, behavior_logp=None)

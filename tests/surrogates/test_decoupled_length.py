@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
@@ -347,7 +348,7 @@ def test_the_coefficient_as_a_controller():
 MASKED = jnp.asarray(MASK)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         r"drpo_len: advantages must have one value a sequence \(4, 3\)": lambda: drpo_len(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.surrogates import (
     add_tail,
@@ -40,7 +41,7 @@ def divergence(s, t, alpha):
     return (1 - alpha) * kl(s, m) + alpha * kl(t, m)
 
 
-@pytest.mark.parametrize(("alpha", "expected"), [(0, 0.092033), (1, 0.085123), (0.5, 0.021901)])
+@for_each(("alpha", "expected"), [(0, 0.092033), (1, 0.085123), (0.5, 0.021901)])
 def test_worked_divergences(alpha, expected):
     out = distillation_divergence(jnp.log(S), jnp.log(T), alpha=alpha)
     np.testing.assert_allclose(out, expected, atol=1e-6)
@@ -77,7 +78,7 @@ def test_an_agreeing_teacher_gives_nothing(alpha):
     np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0, 0.3, 1])
+@for_each("alpha", [0, 0.3, 1])
 def test_the_teacher_is_a_constant(alpha):
     function = lambda s, t: distillation_divergence(s, t, alpha=alpha)  # noqa: E731
     student, teacher = jax.grad(function, argnums=(0, 1))(jnp.log(S), jnp.log(T))
@@ -131,7 +132,7 @@ def test_a_sure_student_has_a_finite_tail_and_gradient():
     assert not np.any(gradient)
 
 
-@pytest.mark.parametrize("alpha", [0, 0.4, 1])
+@for_each("alpha", [0, 0.4, 1])
 def test_events_of_probability_zero_count_as_nothing(alpha):
     s, t = np.log(S).astype(np.float32), np.log(T).astype(np.float32)
     loss = lambda x, y: distillation_divergence(x, y, alpha=alpha)  # noqa: E731
@@ -323,7 +324,7 @@ def test_the_routed_do_not_read_advantages_nor_the_others_a_teacher():
         assert np.isfinite(one).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "distillation_divergence: alpha must be between 0 and 1": lambda: distillation_divergence(
@@ -360,7 +361,7 @@ def test_bad_values_are_named(message, call):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "support_log_probs: support must hold integers": lambda: support_log_probs(

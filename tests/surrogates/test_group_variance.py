@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
@@ -50,7 +51,7 @@ def test_worked_numbers():
     np.testing.assert_array_equal(tokens[:, 0], tokens[:, 1])
 
 
-@pytest.mark.parametrize("beta", [0.1, 1.0])
+@for_each("beta", [0.1, 1.0])
 def test_value_and_gradient_are_those_of_the_paper(beta):
     value, gradient = jax.jit(jax.value_and_grad(lambda x: loss(x, beta=beta)))(LOGP)
     arrays = [np.float64(x) for x in (OLD, REWARDS)]

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.surrogates import ampo, chord, icpo, luffy_shaping, ppo_clip, shaped_likelihood
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("likelihood", "shaped", "slope"),
     [(0.01, 0.0909, 0.0826), (0.1, 0.5, 0.25), (0.5, 0.8333, 0.1389), (0.9, 0.9, 0.09)],
 )
@@ -47,7 +48,7 @@ def test_no_overflow_at_impossible_tokens():
     assert shaped_likelihood(jnp.bfloat16(-1.0)).dtype == jnp.float32
 
 
-@pytest.mark.parametrize("surrogate", [luffy_shaping, ampo, icpo, chord])
+@for_each("surrogate", [luffy_shaping, ampo, icpo, chord])
 def test_without_guides_it_is_ppo(surrogate):
     rng = np.random.default_rng(0)
     logp, old = rng.normal(-1, 0.5, (2, 3, 4)).astype(np.float32), np.full((2, 3, 4), -1.0, "f")
@@ -64,8 +65,8 @@ def test_without_guides_it_is_ppo(surrogate):
     )
 
 
-@pytest.mark.parametrize("surrogate", [ampo, chord])
-@pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf, 1e4])
+@for_each("surrogate", [ampo, chord])
+@for_each("junk", [np.nan, np.inf, -np.inf, 1e4])
 def test_the_old_policy_is_not_read_for_a_guide(junk, surrogate):
     mask, steered = jnp.ones((2, 3), bool), jnp.array([False, True])
     logp, advantages = jnp.full((2, 3), -1.2), jnp.array([1.0, -0.5])

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.surrogates import dapo_clip, fipo, fipo_weights
 
@@ -72,7 +73,7 @@ def test_the_loss_is_dapos_times_a_constant():
     )
 
 
-@pytest.mark.parametrize(("max_clipped", "kept"), [(0, 1), (1, 2), (2, 3), (None, 3)])
+@for_each(("max_clipped", "kept"), [(0, 1), (1, 2), (2, 3), (None, 3)])
 def test_a_response_with_many_dual_clipped_tokens_does_not_train(max_clipped, kept):
     ratios = np.ones((4, 3), np.float32)
     ratios[1, 0] = ratios[2, :2] = ratios[3] = 5.0
@@ -83,7 +84,7 @@ def test_a_response_with_many_dual_clipped_tokens_does_not_train(max_clipped, ke
     assert np.asarray(loss != 0).any(-1).tolist() == [i < kept for i in range(3)] + [True]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"half_life": 0.0}, "half_life must be above 0"),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from surrogate_cases import numeric_gradient
 
 from jaxrl_llm import aggregate
@@ -52,7 +53,7 @@ def test_worked_numbers():
     np.testing.assert_allclose(gradient, np.repeat(shares[:, None] / 2, 2, 1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("tau", [0.5, 2.0])
+@for_each("tau", [0.5, 2.0])
 def test_value_and_gradient_match_float64(tau):
     value, gradient = jax.value_and_grad(lambda x: loss(x, tau=tau))(jnp.asarray(LOGP))
     x, old = LOGP.astype(np.float64), OLD.astype(np.float64)
@@ -106,7 +107,7 @@ def test_constants_and_traits():
     assert real(*low, MASK).dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"tau": 0.0}, "tau must be above 0"),

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.surrogates import (
@@ -179,7 +180,7 @@ def weights(surrogate, ratios, advantage=1.0, **options):
     return -jax.grad(loss)(old + jnp.log(jnp.asarray(ratios, jnp.float32))) / advantage
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("advantage", "ratio", "expected"),
     [(1.0, 1.5, 1.5), (1.0, 20.0, 11.0), (1.0, 0.5, 0.8), (-1.0, 200.0, 101.0), (-1.0, 0.01, 0.01)],
 )
@@ -192,7 +193,7 @@ LOGP, OLD, TOKENS = (jnp.asarray(RNG.normal(size=(4, 6)), jnp.float32) for _ in 
 MASK = jnp.asarray(RNG.random((4, 6)) < 0.8)
 
 
-@pytest.mark.parametrize("epsilons", [(0.2, 0.3), (1.0, 4.0), (3.0, np.inf)])
+@for_each("epsilons", [(0.2, 0.3), (1.0, 4.0), (3.0, np.inf)])
 def test_dispo_with_equal_bounds_is_cispo(epsilons):
     low, high = epsilons
     np.testing.assert_array_equal(
@@ -201,7 +202,7 @@ def test_dispo_with_equal_bounds_is_cispo(epsilons):
     )
 
 
-@pytest.mark.parametrize("surrogate", [reinforce, cispo, dispo, minpro, dppo_tv, dppo_kl])
+@for_each("surrogate", [reinforce, cispo, dispo, minpro, dppo_tv, dppo_kl])
 def test_an_impossible_token_of_advantage_zero_is_left_out_and_a_nan_shows(surrogate):
     loss = lambda x: surrogate(x, None, jnp.array([0.0, 1.0]), TWO)  # noqa: E731
     logp = jnp.array([-jnp.inf, -2.0])
@@ -210,7 +211,7 @@ def test_an_impossible_token_of_advantage_zero_is_left_out_and_a_nan_shows(surro
     assert np.isnan(loss(logp.at[0].set(jnp.nan))[0])
 
 
-@pytest.mark.parametrize("surrogate", [dispo, minpro])
+@for_each("surrogate", [dispo, minpro])
 def test_on_policy_it_is_reinforce(surrogate):
     for old in (None, LOGP):
         np.testing.assert_array_equal(
@@ -258,7 +259,7 @@ def test_masked_tokens_in_the_middle_change_nothing():
         assert not np.asarray(prefix)[~mask].any()
 
 
-@pytest.mark.parametrize("options", [{}, {"w_min": 0.3, "w_max": 1.5}])
+@for_each("options", [{}, {"w_min": 0.3, "w_max": 1.5}])
 def test_one_token_is_cispo(options):
     one = [x[:, :1] for x in (LOGP, OLD, TOKENS)]
     mask = jnp.ones((4, 1), bool)
@@ -290,7 +291,7 @@ def test_far_ratios_stay_finite():
     np.testing.assert_allclose(jax.grad(loss)(logp), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("surrogate", "options", "message"),
     [
         (dispo, {"eps_pos": 0.2}, r"dispo: eps_pos must be a pair \(eps_low, eps_high\); got 0.2"),
@@ -323,7 +324,7 @@ def test_dppo_bounds_the_probability_and_not_the_ratio():
         np.testing.assert_allclose(gradient, [-4.0, -1.2, 0.0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("surrogate", [dppo_tv, dppo_kl])
+@for_each("surrogate", [dppo_tv, dppo_kl])
 def test_dppo_of_certain_and_impossible_tokens_is_finite(surrogate):
     logp, old = jnp.array([0.0, -1e-9, -80.0]), jnp.array([-80.0, 0.0, -1e-9])
     for sign in (1.0, -1.0):
@@ -332,8 +333,8 @@ def test_dppo_of_certain_and_impossible_tokens_is_finite(surrogate):
         assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("surrogate", [dppo_tv, dppo_kl])
-@pytest.mark.parametrize("option", ["delta_low", "delta_high", "w_max"])
+@for_each("surrogate", [dppo_tv, dppo_kl])
+@for_each("option", ["delta_low", "delta_high", "w_max"])
 def test_dppo_refuses_bad_options(surrogate, option):
     with pytest.raises(ValueError, match=f"^{surrogate.__name__}: {option} must"):
         surrogate(jnp.zeros(3), None, jnp.ones(3), ALL, **{option: -1.0})

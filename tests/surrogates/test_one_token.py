@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.surrogates import otr, otr_exact, otr_sampled, token_seeds
 
@@ -33,7 +34,7 @@ def test_worked_numbers():
     np.testing.assert_allclose(gradient, [-0.244965, 0.179084, 0.065881], atol=1e-6)
 
 
-@pytest.mark.parametrize("beta", [-0.1, 0.0, 0.5])
+@for_each("beta", [-0.1, 0.0, 0.5])
 def test_at_the_models_temperature_it_is_scaled_dynamic_fine_tuning(beta):
     def dft(x):
         log_p = jax.nn.log_softmax(x)[0]
@@ -48,8 +49,8 @@ def test_equal_rewards_leave_no_gradient():
     np.testing.assert_allclose(gradient, 0.0, atol=1e-7)
 
 
-@pytest.mark.parametrize("tau", [0.7, 1.0, 1.3])
-@pytest.mark.parametrize("beta", [-0.1, 0.3])
+@for_each("tau", [0.7, 1.0, 1.3])
+@for_each("beta", [-0.1, 0.3])
 def test_exact_form_against_float64(tau, beta):
     rng = np.random.default_rng(0)
     logits, targets = rng.normal(0, 2, (4, 6)).astype(np.float32), rng.integers(0, 6, 4)
@@ -158,7 +159,7 @@ def test_token_seeds_come_from_the_key():
 MASK = jnp.ones(2, bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "otr_exact: tau must be above 0": lambda: otr_exact(LOGITS, TARGET, tau=0.0),
@@ -181,7 +182,7 @@ def test_bad_values_are_named(message, call):
         call()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "otr_exact: targets must hold integers": lambda: otr_exact(LOGITS, jnp.float32(0.0)),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import surrogates
@@ -175,7 +176,7 @@ def total(name, arrays, weights):
 
 
 @every
-@pytest.mark.parametrize("seed", range(2))
+@for_each("seed", range(2))
 def test_value_and_gradient_match_float64(name, seed):
     arrays = make(name, seed)
     weights = np.random.default_rng(seed + 10).uniform(0.5, 1.5, SHAPE).astype(np.float32)
@@ -284,7 +285,7 @@ def test_bad_arrays_are_named(name):
             call(name, arrays, **{key: np.ones(arrays[key].shape, int)})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options", "words"),
     [
         ("rover", {"rho": 0.0}, "rover: rho must be above 0"),

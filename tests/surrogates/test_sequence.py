@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from rows import for_each
 
 from jaxrl_llm.aggregate import sequence_mean, sequence_sum, weighted_sum
 from jaxrl_llm.surrogates import (
@@ -71,10 +72,8 @@ def test_unclipped_gradient_is_minus_a_s_over_the_length():
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"eps_low": 0.05, "eps_high": 0.08}, {"eps_low": 5.0, "eps_high": 5.0}]
-)
-@pytest.mark.parametrize("shift", [0.0, 3e-4, 12.0])
+@for_each("options", [{}, {"eps_low": 0.05, "eps_high": 0.08}, {"eps_low": 5.0, "eps_high": 5.0}])
+@for_each("shift", [0.0, 3e-4, 12.0])
 def test_token_form_equals_sequence_form(options, shift):
     logp = OLD + shift if shift else LOGP
     plain = loss_and_gradient(gspo, logp, **options)
@@ -135,7 +134,7 @@ def test_luspo_worked_number():
     np.testing.assert_allclose(weighted_sum(loss, sequence_mean(mask)), 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize("epsilon", [0.02, np.inf])
+@for_each("epsilon", [0.02, np.inf])
 def test_luspo_is_length_times_gspo_at_equal_lengths(epsilon):
     mask = jnp.zeros((6, 5), bool).at[:, 1:4].set(True)
     options = {"mask": mask, "eps_low": epsilon, "eps_high": epsilon}
@@ -212,13 +211,13 @@ def test_gspo_refuses_token_advantages():
         gspo(LOGP, OLD, jnp.ones((6, 5)), MASK)
 
 
-@pytest.mark.parametrize("surrogate", [gspo, gspo_token])
+@for_each("surrogate", [gspo, gspo_token])
 def test_a_dual_clip_below_one_is_refused(surrogate):
     with pytest.raises(ValueError, match=f"^{surrogate.__name__}: dual_clip must be above 1"):
         surrogate(LOGP, OLD, ADVANTAGES, MASK, dual_clip=0.5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("advantages", "options", "message"),
     [
         (LOGP, {}, r"advantages .*\(6,\); got \(6, 5\). Use sapo"),
@@ -254,7 +253,7 @@ def value_and_gradient(log_ratio, advantage, eps_low=0.4, eps_high=0.4):
     return jax.value_and_grad(loss)(old + log_ratio)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("advantage", "value", "gradient"),
     [
         (1.0, -1.181360, [0.0, -0.393787, -0.393787]),
@@ -403,7 +402,7 @@ def test_the_weight_is_greatest_at_k_over_lambda_and_dies_out():
     assert float(phi[-1]) < 1e-40
 
 
-@pytest.mark.parametrize("shift", [-1e4, -30.0, 30.0, 1e4])
+@for_each("shift", [-1e4, -30.0, 30.0, 1e4])
 def test_far_off_it_is_finite(shift):
     phi = vespo_weights(VESPO_OLD + shift, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK)
     loss = vespo(VESPO_OLD + shift, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK)

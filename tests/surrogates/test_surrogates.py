@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from surrogate_cases import (
     CASES,
     MASK,
@@ -36,9 +37,9 @@ def gradient(name):
     return jax.jit(jax.grad(loss))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("per_token", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@for_each("name", CASES)
+@for_each("per_token", [False, True])
+@for_each("seed", range(3))
 def test_value_and_gradient_match_float64(name, per_token, seed):
     per_token = per_token and name not in SEQUENCE_ADVANTAGES
     function, options, reference = CASES[name]
@@ -57,7 +58,7 @@ def test_value_and_gradient_match_float64(name, per_token, seed):
     np.testing.assert_allclose(got, numeric_gradient(loss64, x64), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_masked_cells_are_never_read(name):
     function, options, _ = CASES[name]
     arrays = make(1, per_token=name in TOKEN_ADVANTAGES)
@@ -77,7 +78,7 @@ def test_masked_cells_are_never_read(name):
             np.testing.assert_array_equal(np.asarray(both(*mixed)), clean)
 
 
-@pytest.mark.parametrize("name", TOKEN_ADVANTAGES)
+@for_each("name", TOKEN_ADVANTAGES)
 def test_an_empty_sequence_may_have_any_sequence_advantage(name):
     function, options, _ = CASES[name]
     logp, old, advantages = map(jnp.asarray, make(2))
@@ -86,8 +87,8 @@ def test_an_empty_sequence_may_have_any_sequence_advantage(name):
     np.testing.assert_array_equal(gradient(logp, dirty), gradient(logp, advantages))
 
 
-@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
-@pytest.mark.parametrize("junk", [np.nan, np.inf])
+@for_each("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
+@for_each("junk", [np.nan, np.inf])
 def test_weight_is_detached_masked_and_multiplied_last(name, junk):
     function = CASES[name][0]
     logp, old, advantages = map(jnp.asarray, make(3))
@@ -112,7 +113,7 @@ def test_weight_is_detached_masked_and_multiplied_last(name, junk):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_old_policy_and_advantages_are_constants(name):
     function, options, _ = CASES[name]
     arrays = tuple(map(jnp.asarray, make(4)))
@@ -122,8 +123,8 @@ def test_old_policy_and_advantages_are_constants(name):
     assert not np.any(gradients[2])
 
 
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
-@pytest.mark.parametrize("old", ["none", "copy"])
+@for_each("name", POLICY_GRADIENTS)
+@for_each("old", ["none", "copy"])
 def test_unchanged_policy_has_the_plain_gradient(name, old):
     function, options, _ = CASES[name]
     logp, _, advantages = map(jnp.asarray, make(5))
@@ -138,7 +139,7 @@ def test_unchanged_policy_has_the_plain_gradient(name, old):
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_no_old_policy_means_the_policy_itself(name):
     function, options, _ = CASES[name]
     logp, _, advantages = map(jnp.asarray, make(6))
@@ -148,7 +149,7 @@ def test_no_old_policy_means_the_policy_itself(name):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "kl_cov"])
+@for_each("name", [name for name in CASES if name != "kl_cov"])
 def test_zero_advantage_gives_exactly_zero(name):
     function, options, _ = CASES[name]
     logp, old, advantages = map(jnp.asarray, make(7))
@@ -158,8 +159,8 @@ def test_zero_advantage_gives_exactly_zero(name):
     assert not np.any(gradient)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "kl_cov"])
-@pytest.mark.parametrize("sampled", [False, True])
+@for_each("name", [name for name in CASES if name != "kl_cov"])
+@for_each("sampled", [False, True])
 def test_an_impossible_token_of_advantage_zero_gives_exactly_zero(name, sampled):
     """Whether the old policy could sample it or neither policy can."""
     function, options, _ = CASES[name]
@@ -173,7 +174,7 @@ def test_an_impossible_token_of_advantage_zero_gives_exactly_zero(name, sampled)
     assert not np.any(gradient)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
+@for_each("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
 def test_an_impossible_token_of_weight_zero_gives_exactly_zero(name):
     function = CASES[name][0]
     logp, old, _ = map(jnp.asarray, make(7))
@@ -195,7 +196,7 @@ def test_jit_vmap_and_eager_agree(name):
     np.testing.assert_allclose(mapped, eager, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_bfloat16_in_float32_out(name):
     function, options, _ = CASES[name]
     low = [jnp.asarray(x, jnp.bfloat16) for x in make(9)]
@@ -205,7 +206,7 @@ def test_bfloat16_in_float32_out(name):
     np.testing.assert_array_equal(out, full)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_all_masked_is_finite(name):
     function, options, _ = CASES[name]
     arrays = tuple(map(jnp.asarray, make(10)))
@@ -216,7 +217,7 @@ def test_all_masked_is_finite(name):
     assert not np.any(gradient)
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_bad_arrays_are_named(name):
     function, options, _ = CASES[name]
     logp, old, advantages = map(jnp.asarray, make())
@@ -242,7 +243,7 @@ def test_bad_arrays_are_named(name):
             function(*places, **options)
 
 
-@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
+@for_each("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
 def test_bad_weight_is_named(name):
     function = CASES[name][0]
     logp, old, advantages = map(jnp.asarray, make())
@@ -252,7 +253,7 @@ def test_bad_weight_is_named(name):
         function(logp, old, advantages, MASK, weight=MASK)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "options", "message"),
     [
         ("ppo_clip", {"eps_low": -0.1}, "eps_low must not be negative"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.surrogates import soft_min, value_loss
 
@@ -57,9 +58,9 @@ def test_an_infinite_huber_distance_is_the_square():
     np.testing.assert_allclose(edge(jnp.array([0.5])), [0.5])
 
 
-@pytest.mark.parametrize("eps", [0.1, 0.5])
-@pytest.mark.parametrize("huber", [None, 0.3])
-@pytest.mark.parametrize("combine", ["max", "mean"])
+@for_each("eps", [0.1, 0.5])
+@for_each("huber", [None, 0.3])
+@for_each("combine", ["max", "mean"])
 def test_value_and_gradient_match_float64(eps, huber, combine):
     values, old, returns = make()
     options = {"eps": eps, "huber": huber, "combine": combine}
@@ -82,8 +83,8 @@ def test_value_and_gradient_match_float64(eps, huber, combine):
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf])
-@pytest.mark.parametrize("combine", ["max", "mean"])
+@for_each("junk", [1e4, np.nan, np.inf])
+@for_each("combine", ["max", "mean"])
 def test_masked_cells_are_never_read(junk, combine):
     arrays = make(1)
     options = {"huber": 0.5, "combine": combine}
@@ -111,7 +112,7 @@ def test_one_return_a_sequence_and_bfloat16():
     assert value_loss(*low, MASK).dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pair", "alpha", "expected"),
     [((1, 2), 0.3, 1.197428), ((1, 1), 0.3, 1), ((0, 1), 0.01, 0.006931), ((0, 1), 1e3, 0.499875)],
 )
@@ -146,7 +147,7 @@ def test_soft_min_gradient_is_a_distribution_over_the_critics(alpha):
 VALUES, OLD, RETURNS = make()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "call"),
     {
         "value_loss: eps must be above 0": lambda: value_loss(VALUES, OLD, RETURNS, MASK, eps=0.0),

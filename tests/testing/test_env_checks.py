@@ -5,6 +5,7 @@ import itertools
 import random
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.environments import (
     NumberGuess,
@@ -37,7 +38,7 @@ def message(role="user", content="x"):
     return [{"role": role, "content": content}]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "reason"),
     [
         (lambda s: s._replace(messages=message("assistant")), "has the role 'assistant'"),
@@ -69,7 +70,7 @@ def test_an_observation_of_a_step_that_breaks_a_law(change, reason):
         check_env(env, [{}], ["1"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "reason"),
     [
         (lambda s: s._replace(messages=message("assistant")), "has the role 'assistant'"),
@@ -189,7 +190,7 @@ def test_what_a_limit_earns():
     check_env(Awaited(), [{}], ["a"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("law", "reason"),
     [
         (lambda state: None, "truncation_reward is None, not a finite number"),
@@ -268,7 +269,7 @@ def test_a_step_may_ask_a_subagent():
         check_env(Asks(), [{"secret": 2}], ["2", "3"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tools", "reason"),
     [
         ([ToolSpec("a", "", {"type": "object"})] * 2, "two have one name"),
@@ -283,7 +284,7 @@ def test_tools_that_cannot_be_shown(tools, reason):
         check_env(env, [{}], ["a"])
 
 
-@pytest.mark.parametrize(("tasks", "actions"), [([], ["a"]), ([{}], [])])
+@for_each(("tasks", "actions"), [([], ["a"]), ([{}], [])])
 def test_nothing_to_check_is_refused(tasks, actions):
     with pytest.raises(ValueError, match="tasks and actions must not be empty"):
         check_env(NumberGuess(), tasks, actions)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli.options import load_config
@@ -202,7 +203,7 @@ REFILLED = jr.curation.refill(jr.curation.informative_groups)
 MIXED = jr.curation.mixed((jr.curation.in_order(), 0.5), (jr.curation.in_order(), 0.5))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("collector", "row"),
     [
         (jr.curation.in_order(), {}),
@@ -218,7 +219,7 @@ def test_what_a_collector_does_in_three_steps(collector, row):
     check_collector(collector, **row)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("collector", "reason"),
     [
         (REFILLED, "asked for no more rollouts"),
@@ -253,7 +254,7 @@ def test_predictions_that_nobody_can_read():
                 check(10)
 
 
-@pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
+@for_each("value", [0.0, np.nan, np.inf])
 def test_what_stays_has_not_moved(value):
     with pytest.raises(AssertionError, match="the state of its collector did not move"):
         check_collector(Idle(value), moved=False)
@@ -319,7 +320,7 @@ def test_help_that_begins_after_the_run_warns():
         warn_of_warmup(config, SimpleNamespace(collector=own, critic=None))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "first", "words"),
     [
         ("arrol", 20, r"^config: pruned\(.* warmup=20, .* has no effect in the first 20 steps"),

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import for_each
 
 from jaxrl_llm.testing import ByteTokenizer
 
@@ -43,7 +44,7 @@ def test_chat():
     assert TOKENIZER.encode(text).count(TOKENIZER.eos_ids[0]) == 2
 
 
-@pytest.mark.parametrize("bad", [-1, 259])
+@for_each("bad", [-1, 259])
 def test_an_id_outside_the_vocabulary(bad):
     with pytest.raises(ValueError, match=f"id {bad} is outside the vocabulary of 259"):
         TOKENIZER.decode([97, bad])

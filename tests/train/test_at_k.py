@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.train import AtK, bootstrap, majority_at_k, pass_at_k
 from jaxrl_llm.train.at_k import at_k, check_k
@@ -14,7 +15,7 @@ def codex(n, c, k):
     return 1.0 if n - c < k else 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1))
 
 
-@pytest.mark.parametrize("n", [1, 4, 16, 200])
+@for_each("n", [1, 4, 16, 200])
 def test_pass_at_k_is_the_codex_estimator(n):
     counts = [*range(min(n, 5) + 1), n - 1, n]
     right = np.arange(n) < np.array(counts)[:, None]
@@ -115,7 +116,7 @@ def test_a_k_without_enough_graded_completions_is_left_out():
 RIGHT = np.ones((2, 4), bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "message"),
     [
         (lambda: pass_at_k(RIGHT, 5), "from 1 to the 4 completions of a question; got 5"),

@@ -3,6 +3,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.train.logging.charts import HEIGHT, WIDTH, Series, chart, number, text, ticks
 
@@ -48,7 +49,7 @@ def test_what_is_no_number_breaks_the_line_and_is_marked():
     assert not found(tree, "line") and len(found(tree, "lost")) == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     "points",
     [
         [],
@@ -119,7 +120,7 @@ def test_round_numbers():
         assert len({number(x) for x in marks}) == len(marks)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "expected"),
     [
         (0.0, "0"),

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orbax.checkpoint import v1
+from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -235,7 +236,7 @@ def test_the_text_of_a_config_names_no_address_and_no_module_but_what_differs():
     assert without_precision(text(with_functions)) == (without_precision(text(other)))
 
 
-@pytest.mark.parametrize("name", ["text", "class", "scalar", "dtype"])
+@for_each("name", ["text", "class", "scalar", "dtype"])
 def test_the_precision_of_a_model_may_be_written_in_any_way(name):
     texts = []
     for dtype in ("float32", "bfloat16"):
@@ -277,7 +278,7 @@ class _TupleConfig(NamedTuple):
     inner: Any
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("first", "second"),
     [
         (_SlottedConfig((1, 2), lambda x: x), _SlottedConfig((2, 1), lambda x: x)),
@@ -297,7 +298,7 @@ def test_the_texts_of_configs_of_different_models_differ(first, second):
     assert texts[0] != texts[1] and " at 0x" not in "".join(texts)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "inner",
     [(), (1,), [1, 2.5], {"a": {}}, set(), {17, 5, 11}, frozenset({9}), _TupleConfig((None,))],
 )

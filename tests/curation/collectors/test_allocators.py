@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from batches_of_collectors import RecordingSource
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import curation
@@ -90,7 +91,7 @@ def test_batches_depend_on_state_alone_and_no_request_is_lost(name):
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "sizes", "message"),
     [
         ("xrpo", (2, 4, 32, 40), "(above the 4 .* first round|below max_rollouts 32).* got {}"),

@@ -1,6 +1,7 @@
 """Numbers of groups that a share of a batch gives, where the product has a rounding error."""
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm import curation
 from jaxrl_llm.curation import Collection
@@ -14,7 +15,7 @@ def test_a_number_of_groups_in_flight_is_not_one_too_many():
         assert made.init(5).prompts.shape == (capacity,)
 
 
-@pytest.mark.parametrize(("oversample", "ask"), [(1.0, 50), (1.1, 55), (1.15, 58), (2.5, 125)])
+@for_each(("oversample", "ask"), [(1.0, 50), (1.1, 55), (1.15, 58), (2.5, 125)])
 def test_refill_asks_at_first_for_as_many_groups_as_it_says(oversample, ask):
     collector = curation.refill(curation.informative_groups, oversample=oversample)
     decision, _ = collector.observe((), Collection(50, 2))

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, Outcome, Row, downsampled
@@ -151,13 +152,13 @@ def test_a_rule_reads_no_component_that_some_responses_lack():
     assert len(chosen(downsampled(jr.curation.contrasts, source=Stored()))) == P
 
 
-@pytest.mark.parametrize("name", ["count", "where", "rewards", "key"])
+@for_each("name", ["count", "where", "rewards", "key"])
 def test_a_component_that_has_the_name_of_what_a_rule_reads_is_refused(name):
     with pytest.raises(ValueError, match=f"reads '{name}', which is also the name of a component"):
         chosen(downsampled(jr.curation.resample_groups), component=name)
 
 
-@pytest.mark.parametrize("name", ["count", "where", "lengths", "truncated"])
+@for_each("name", ["count", "where", "lengths", "truncated"])
 def test_a_component_that_no_rule_reads_may_have_any_name(name):
     def first_half(rewards):
         return np.broadcast_to(np.arange(8) < G, rewards.shape)

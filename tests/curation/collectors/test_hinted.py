@@ -7,6 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import curation
@@ -264,7 +265,7 @@ def one_number(request, outcome):
     return outcome._replace(reward_components={})
 
 
-@pytest.mark.parametrize(("after", "first"), [("plain", [(5, 0)]), ("both", [(5, 0), (4, 0)])])
+@for_each(("after", "first"), [("plain", [(5, 0)]), ("both", [(5, 0), (4, 0)])])
 def test_scaf_grpo_may_train_the_success_after_the_plain_prompt(after, first):
     collector = curation.hinted(curation.scaffold(TIERS, after=after))
     requests, outcomes, rows, _ = play(collector, change=one_number)
@@ -278,7 +279,7 @@ def test_scaf_grpo_may_train_the_success_after_the_plain_prompt(after, first):
 # --- a solution as the start of the response -------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("policy", "mixes"),
     [
         (curation.ladder(curation.tier_messages), False),
@@ -301,7 +302,7 @@ def test_budgets_mix_texts_if_there_are_several():
     assert not declares(curation.budgeted((64,)), "mixes_texts")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("collector", "apart"),
     [
         (curation.in_order(), False),
@@ -418,7 +419,7 @@ def with_parts(request, outcome):
     return stepwise(request, outcome)._replace(reward_components={"right_steps": outcome.rewards})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("policy", "options"),
     [
         (curation.scaffold(TIERS, after="plain"), {}),
@@ -435,7 +436,7 @@ def test_a_success_that_trains_after_the_plain_prompt_has_the_components_of_its_
     assert given and set(given) == {None}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("policy", "options"),
     [
         (curation.scaffold(TIERS, after="plain"), {}),
@@ -639,7 +640,7 @@ def test_demonstrations_alone_sample_nothing():
     assert state["index"] == P
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("collector", "ungraded"),
     [
         (curation.demonstrations(reward=1.0), True),
@@ -729,7 +730,7 @@ def group_of(row, outcomes, requests, **options):
     return GuidedGroup(0, [row], encode, decode, 0, 0, G, numbers, requests, outcomes, **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "policy",
     [
         curation.ladder(curation.tier_messages),
@@ -758,7 +759,7 @@ def test_levels_ask_plainly_where_no_message_has_room():
     assert all(request.text is None and request.role == OWN for request in plain)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "policy",
     [curation.ladder(curation.tier_messages, plain=1), curation.scaffold(curation.tier_messages)],
     ids=["ladder", "scaffold"],
@@ -840,7 +841,7 @@ MIXED = curation.mixed((NURL, 0.25), (curation.prefixed(), 0.25))
 FAILED = curation.demonstrations(when="failed", probe="answer")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("collector", "column", "value", "message"),
     [
         (NURL, "hints", None, "prompt 'q2' has no 'hints' in its row"),
@@ -900,7 +901,7 @@ def test_a_data_set_without_a_trace_is_refused():
     assert all(not request.responses and request.role == OWN for request in requests)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: curation.hinted(curation.informative_groups), "policy must be a policy"),
@@ -930,7 +931,7 @@ def test_options_out_of_range_are_refused(make, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "collector",
     [
         curation.hint_levels(TIERS, source=curation.in_order()),

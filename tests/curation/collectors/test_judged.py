@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import JUDGE, Collection, Outcome, judged
@@ -49,7 +50,7 @@ def play(collector, rewards, together=True):
 RIGHT, WRONG, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
 
 
-@pytest.mark.parametrize("together", [True, False])
+@for_each("together", [True, False])
 def test_half_of_a_batch_judges_and_refines(together):
     requests, rows, state = play(judged(point=0.0), [MIXED, MIXED, MIXED, RIGHT], together)
     assert len(rows) == P and [row.members[0] for row in rows] == [(i, 0) for i in range(P)]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches_of_collectors import RecordingSource, play_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import HINTED, Collection, Outcome, Request, Response, lookahead
@@ -163,7 +164,7 @@ def test_rounds_of_one_token_are_the_papers_tree(rules):
     assert any(len(set(leaves)) > 2 for leaves in [step_by_step(p, G, **options) for p in range(P)])
 
 
-@pytest.mark.parametrize("collector", [STEPWISE, ROUNDS, COPIES], ids=["step", "rounds", "copies"])
+@for_each("collector", [STEPWISE, ROUNDS, COPIES], ids=["step", "rounds", "copies"])
 def test_the_laws_of_collectors(collector):
     collector = sized(collector, group_size=G, max_new_tokens=T)
     for step in range(3):

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from batches_of_collectors import RecordingSource, play_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, Outcome
@@ -57,8 +58,8 @@ def test_each_paraphrase_is_a_row():
     assert [row.members for row in rows] == [tuple((i, g) for g in range(5)) for i in range(6)]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4, 5])
-@pytest.mark.parametrize("one_by_one", [False, True])
+@for_each("groups", [1, 2, 4, 5])
+@for_each("one_by_one", [False, True])
 def test_a_part_of_a_batch_may_end_within_the_paraphrases_of_a_question(groups, one_by_one):
     source = jr.curation.in_epochs(seed=1)
     collector = jr.curation.paraphrased(source=source)
@@ -134,8 +135,8 @@ def test_each_part_of_a_group_begins_with_its_prefix():
     assert [request.responses for request in asked] == [(begins,) * 2, (begins,) * 2, (begins,)]
 
 
-@pytest.mark.parametrize("source", [None, jr.curation.prioritized(jr.curation.learnability)])
-@pytest.mark.parametrize("make", [jr.curation.paraphrased, jr.curation.budgeted])
+@for_each("source", [None, jr.curation.prioritized(jr.curation.learnability)])
+@for_each("make", [jr.curation.paraphrased, jr.curation.budgeted])
 def test_neither_how_many_are_proposed_nor_the_order_of_outcomes_matters(make, source):
     options = {} if make is jr.curation.paraphrased else {"budgets": (1, 2, 3)}
     collector = make(**options, source=source)
@@ -161,7 +162,7 @@ def test_told_budgets_are_those_of_the_messages():
     assert told.tolist() == [[4, 2, 9, 9]] and told.dtype == np.float32
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (lambda: jr.curation.budgeted(()), ValueError, "must ascend from at least 1; got ()"),

@@ -5,6 +5,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import curation
 from jaxrl_llm.curation import Collection
@@ -152,7 +153,7 @@ def test_examples_are_drawn_anew_and_do_not_depend_on_how_many_are_asked_for():
     assert texts(KEY, 4) != texts(jax.random.key(1), 4)
 
 
-@pytest.mark.parametrize("kind", ["few_shot_pairs", "staged"])
+@for_each("kind", ["few_shot_pairs", "staged"])
 def test_a_batch_does_not_read_all_rows_again(kind):
     class Rows(DataRows):
         reads = 0
@@ -241,7 +242,7 @@ def test_columns_have_other_names_and_sources_other_orders():
         asked(curation.offline_pairs(source=curation.in_order()))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("collector", "changes", "message"),
     [
         (curation.offline_pairs(), {"chosen": None}, "prompt 'q2' has no 'chosen' in its row"),
@@ -276,7 +277,7 @@ def test_rows_that_are_no_preferences_are_named(collector, changes, message):
         collector.check_data([*DATA[:2], row(2, **changes)])
 
 
-@pytest.mark.parametrize("kind", ["demonstrations", "only", "labels"])
+@for_each("kind", ["demonstrations", "only", "labels"])
 def test_a_sampled_completion_that_was_cut_off_is_no_response(kind):
     column = "completion"
     collector = {

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import (
@@ -226,7 +227,7 @@ def test_a_group_with_parts_of_its_reward_is_graded_again():
     jr.recipes.gdpo().replace(collector=replayed(capacity=8, share=0.5, regrade=True))
 
 
-@pytest.mark.parametrize("make", [jr.curation.partial_rollouts, jr.curation.windowed])
+@for_each("make", [jr.curation.partial_rollouts, jr.curation.windowed])
 def test_a_source_whose_groups_go_on_has_room_for_those_of_a_whole_batch(make):
     source = make(segments=2)
     collector = replayed(capacity=4, replace=jr.curation.informative_groups, source=source)
@@ -252,7 +253,7 @@ def test_a_source_of_as_many_groups_as_a_batch_has_no_share():
     assert all(len(d.rows) == P for d, _ in run(for_run(made), 3)[0])
 
 
-@pytest.mark.parametrize("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
+@for_each("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
 def test_a_source_that_replays_groups_itself_is_refused(options):
     inner = replayed(capacity=4, share=0.5)
     for source in (inner, jr.curation.mixed((inner, 0.5), (in_order(), 0.5))):
@@ -260,7 +261,7 @@ def test_a_source_that_replays_groups_itself_is_refused(options):
             replayed(capacity=4, source=source, **options)
 
 
-@pytest.mark.parametrize("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
+@for_each("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
 def test_a_source_that_helps_every_group_is_refused(options):
     """Only groups that were sampled after the prompt itself are stored, so none would be."""
     budgeted, paraphrased = jr.curation.budgeted((2, 4)), jr.curation.paraphrased()
@@ -409,7 +410,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@for_each("name", BAD)
 def test_bad_options_are_refused(name):
     options, message = BAD[name]
     with pytest.raises(ValueError) as error:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches_of_collectors import RecordingSource, play_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import HINTED, Collection, Outcome, Request, Response, forked, pruned
@@ -286,7 +287,7 @@ def test_the_score_of_beginnings_learns_who_ends_well():
     assert kept[6:].mean() > 1.3 * kept[:6].mean()
 
 
-@pytest.mark.parametrize("ended", [0, 1])
+@for_each("ended", [0, 1])
 def test_a_small_share_of_a_group_is_one_response(ended):
     rule = jr.curation.quality_survivors(warmup=0, share=0.1)
     numbers = np.full((4, 3), -0.5, np.float32)
@@ -380,8 +381,8 @@ class Prefixed:
         return jr.curation.in_order().observe(state, collection)
 
 
-@pytest.mark.parametrize("begun", [4, T - 1])
-@pytest.mark.parametrize("name", COLLECTORS)
+@for_each("begun", [4, T - 1])
+@for_each("name", COLLECTORS)
 def test_tokens_after_which_a_tree_pauses_do_not_count_a_prefix(name, begun):
     limits = []
     for source in (None, Prefixed(begun)):
@@ -399,7 +400,7 @@ def test_tokens_after_which_a_tree_pauses_do_not_count_a_prefix(name, begun):
             assert (collection.outcomes[i].responses[j].tokens[:begun] == 3).all()
 
 
-@pytest.mark.parametrize("begun", [0, 2])
+@for_each("begun", [0, 2])
 def test_responses_branch_where_entropy_has_risen(begun):
     collector = jr.curation.entropy_branched(segment=2, first=2, prob=0.0, scale=0.1)
     if begun:
@@ -458,7 +459,7 @@ class Hinting:
         return jr.curation.in_order().observe(state, collection)
 
 
-@pytest.mark.parametrize("name", COLLECTORS)
+@for_each("name", COLLECTORS)
 def test_what_goes_on_has_the_message_and_the_role_of_its_root(name):
     collector = for_run(dataclasses.replace(COLLECTORS[name], source=Hinting()))
     _, _, collection = play(collector, collector.init(N))
@@ -469,7 +470,7 @@ def test_what_goes_on_has_the_message_and_the_role_of_its_root(name):
     assert all(x.limit is None and not x.pauses for x in later if x.round == later[-1].round)
 
 
-@pytest.mark.parametrize("name", COLLECTORS)
+@for_each("name", COLLECTORS)
 def test_the_source_learns_of_one_group_a_prompt_and_of_no_beginning(name):
     collector = for_run(COLLECTORS[name])
     (first,), _ = collector.propose(collector.init(N), KEY, Collection(P, G), 1)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.curation import (
     adapted_rates,
@@ -161,7 +162,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", BAD)
+@for_each("words", BAD)
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from scipy import special, stats
 
 from jaxrl_llm.advantages import BetaTracker, beta_tracker_update
@@ -35,7 +36,7 @@ def outcomes(right, rollouts=8):
 VADE = {"retain": 0.2, "retain_rest": 0.999}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("start", "right", "options", "expected"),
     [
         ((1.1, 9.4), 1, VADE, (2.02, 9.68)),
@@ -117,7 +118,7 @@ def test_init_and_mean():
     assert belief_mean(state_of([0.0], [0.0])).tolist() == [0.5]
 
 
-@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (2.5, 7), (0.3, 0.6), (50, 3), (4000, 9000)])
+@for_each(("alpha", "beta"), [(1, 1), (2.5, 7), (0.3, 0.6), (50, 3), (4000, 9000)])
 def test_draws_have_the_distribution_of_the_belief(alpha, beta):
     size = 4000
     state = state_of([alpha] * size, [beta] * size)
@@ -135,7 +136,7 @@ def test_draws_of_candidates_extremes_and_strangers():
     np.testing.assert_array_equal(some, again)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("alpha", "beta", "rollouts", "expected"),
     [
         (1, 1, 1, math.log(2) - 0.5), (2, 2, 1, 0.109814), (1, 1, 8, 0.766390),
@@ -178,9 +179,7 @@ def test_information_falls_with_evidence_grows_with_rollouts_and_is_symmetric():
     )
 
 
-@pytest.mark.parametrize(
-    ("counts", "rollouts", "expected"), [(1.0, 1, 1 / 36), (2.0, 1, 0.01), (1.0, 8, 1 / 15)]
-)
+@for_each(("counts", "rollouts", "expected"), [(1.0, 1, 1 / 36), (2.0, 1, 0.01), (1.0, 8, 1 / 15)])
 def test_variance_reduction_worked_numbers(counts, rollouts, expected):
     out = variance_reduction(jnp.float32(counts), jnp.float32(counts), rollouts=rollouts)
     np.testing.assert_allclose(out, expected, rtol=1e-6)
@@ -227,7 +226,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD)
+@for_each("words", BAD)
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()

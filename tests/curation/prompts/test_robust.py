@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import (
@@ -44,7 +45,7 @@ def test_history_equals_a_deque_a_prompt():
         np.testing.assert_allclose(pass_history_rate(history), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rate", "last", "expected"),
     [
         (0.39, -1, 0), (0.4, -1, 1), (0.75, -1, 2), (1.0, -1, 2), (0.0, -1, 0),
@@ -244,7 +245,7 @@ def test_junk_in_masked_rollouts_and_strangers_change_nothing():
     assert state.history.count.tolist() == [0, 1, 0, 0, 0, 0] and first[1].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("total", [7, 20, 33, 200])
+@for_each("total", [7, 20, 33, 200])
 def test_arms_are_the_best_of_all_choices(total):
     counts, arms = np.array([3, 0, 2, 4]), (1, 2, 5)
     likes = np.log(RNG.dirichlet(np.ones(3), 4))
@@ -325,7 +326,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD)
+@for_each("words", BAD)
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()

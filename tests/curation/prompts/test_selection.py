@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from scipy import stats
 
 from jaxrl_llm.advantages import uncertainty_sampling_weights
@@ -32,7 +33,7 @@ KEY = jax.random.key(0)
 KEYS = jax.random.split(jax.random.key(1), 3000)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("score", "rates", "expected"),
     [
         (learnability, [0.0, 0.25, 0.5, 0.75, 1.0], [0, 0.1875, 0.25, 0.1875, 0]),
@@ -131,7 +132,7 @@ def test_a_share_of_the_draw_ignores_the_weights():
     assert stats.chisquare(np.bincount(draws(weights, 1, uniform=1.0)[:, 0])).pvalue > 0.01
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0])
+@for_each("uniform", [0.0, 0.5, 1.0])
 def test_what_is_left_out_is_never_drawn_and_ids_end_in_minus_one(uniform):
     weights = jnp.array([1.0, jnp.nan, 5.0, 2.0, jnp.inf])
     where = jnp.array([True, True, True, False, False])
@@ -154,7 +155,7 @@ def test_weights_of_spo_draw_as_its_code_does():
     assert stats.chisquare(first, expected).pvalue > 0.01
 
 
-@pytest.mark.parametrize(("prompts", "size"), [(10, 4), (7, 7), (2_000_000_000, 5), (100, 1)])
+@for_each(("prompts", "size"), [(10, 4), (7, 7), (2_000_000_000, 5), (100, 1)])
 def test_candidates_are_one_of_each_stretch(prompts, size):
     ids = np.asarray(candidate_pool(KEY, num_prompts=prompts, size=size), np.int64)
     edges = np.array([i * (prompts // size) + min(i, prompts % size) for i in range(size + 1)])
@@ -236,7 +237,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD)
+@for_each("words", BAD)
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()

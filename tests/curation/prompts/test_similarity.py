@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.curation import (
     RateCalibration,
@@ -33,7 +34,7 @@ def test_attention_worked_numbers():
     assert attention_rates(jnp.array([0.0, 1.0]), KEYS[:2], RATES[:2], top=1) == RATES[1]
 
 
-@pytest.mark.parametrize("top", [None, 2])
+@for_each("top", [None, 2])
 def test_attention_equals_the_float64_reference_and_never_reads_what_is_left_out(top):
     queries, keys, rates = RNG.normal(size=(5, 4)), RNG.normal(size=(6, 4)), RNG.random(6)
     where = np.array([True, False, True, True, True, False])
@@ -108,7 +109,7 @@ def questions(kind, count=400):
             yield f"A problem of {topic}: case {a} with {b}.", TOPICS[topic]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("embed", "kind", "least", "most"),
     [
         (hashed_words, "sums", 0.0, 0.2),
@@ -175,7 +176,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", BAD)
+@for_each("words", BAD)
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()

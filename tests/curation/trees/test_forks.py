@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import curation
@@ -33,7 +34,7 @@ def test_forks_are_at_the_greatest_entropies(entropy, mask):
 # --- LATR ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("probs", "options", "keep"),
     [
         ([0.5, 0.3, 0.2], {"candidates": 3, "max_gap": 0.25}, [True, True, False]),
@@ -150,7 +151,7 @@ THERE = jnp.array([[True] * 3] * 5 + [[True, False, False]])
 VALUES = jnp.array([[1, 1, 3.0], [1, 1, -1], [1, 1, 2], [0, 0, 0.5], [0, 0, -2], [4, 9, 9]])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "leaves", "inner"),
     [
         ({}, [0, 1, 2, 3, 4, 5], True),
@@ -260,7 +261,7 @@ def test_the_worked_extremes_of_eight_edges():
     assert np.flatnonzero(keep).tolist() == [0, 2, 4, 5]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.curation import (
     ended_tokens,
@@ -71,7 +72,7 @@ def test_the_tokens_of_a_window():
     assert window_tokens(mask, **each)[2].tolist() == [False, True, True, True]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "match", "make"),
     [
         (ValueError, "line_starts: count must be an integer above 0",

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import curation
 
@@ -65,7 +66,7 @@ def test_worked_survival():
         np.testing.assert_allclose(padded, [*ours, 0.0], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "rates",
     [[0.4, 0.4, 0.4, 0.8], [1.0, 0.2, 0.3, 0.5], [0.05, 0.05, 0.95, 0.95], [0.5] * 4],
 )
@@ -86,7 +87,7 @@ def test_few_likely_rollouts_are_filled_up():
     assert int(one.sum()) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("predicted", "keep"),
     [
         ([1.0, 1.0, 1.0], False),
@@ -111,7 +112,7 @@ def test_rollouts_stop_at_twice_the_prediction():
     assert int(curation.length_cutoff(jnp.array([0, 0]), max_length=8)) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "words"),
     [
         (
