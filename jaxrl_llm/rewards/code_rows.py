@@ -85,18 +85,23 @@ def same_result(printed: str, expected: str) -> bool:
         return False
 
 
+def _from_json(value: Any, *, otherwise: Any = None) -> Any:
+    """A column that may be written as JSON; ``otherwise`` for a text that is not JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError:
+        return otherwise
+
+
 def stdio_tests(metadata: Mapping[str, Any]) -> StdioTests:
     """The tests of a row for `code_stdio`.
 
     Raises:
       RewardError: If there are none, or no code can pass one.
     """
-    tests = metadata.get("tests")
-    if isinstance(tests, str):
-        try:
-            tests = parse_json(tests)
-        except ValueError:
-            tests = None
+    tests = _from_json(metadata.get("tests"))
     named: Any = metadata
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
         named, inputs, outputs = {**metadata, **tests}, tests["inputs"], tests["outputs"]
@@ -141,12 +146,7 @@ def _function(row: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> str
     (kind,) = kinds
     if kind == "stdin":
         return None
-    inner = row.get("metadata")
-    if isinstance(inner, str):
-        try:
-            inner = parse_json(inner)
-        except ValueError:
-            inner = None
+    inner = _from_json(row.get("metadata"))
     inner = inner if isinstance(inner, Mapping) else {}
     names = _NAMES if kind else _NAMES[:2]  # an entry point alone does not make tests of calls
     name = next((x for source in (row, inner) for key in names if (x := source.get(key))), None)
@@ -205,13 +205,8 @@ def assert_tests(metadata: Mapping[str, Any]) -> AssertTests:
       RewardError: If there are no tests, or one asserts nothing, or it shows without a reply that
         no code can pass one.
     """
-    tests, setup = metadata.get("tests"), metadata.get("setup") or ""
-    entry_point = metadata.get("entry_point") or ""
-    if isinstance(tests, str):
-        try:
-            tests = parse_json(tests)
-        except ValueError:
-            tests = [tests]
+    tests = _from_json(metadata.get("tests"), otherwise=[metadata.get("tests")])
+    setup, entry_point = metadata.get("setup") or "", metadata.get("entry_point") or ""
     if not (isinstance(tests, Sequence) and tests and all(isinstance(x, str) for x in tests)):
         raise RewardError(
             "code_asserts: metadata['tests'] must be a string or a list of strings, got "

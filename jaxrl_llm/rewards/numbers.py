@@ -352,11 +352,15 @@ class _Arithmetic:
 
     def sum(self) -> Fraction:
         value = self.product()
-        while self.peek() in ("+", "-"):
-            sign = 1 if self.peek() == "+" else -1
-            self.place += 1
+        while sign := self.sign():
             value = _bounded(value + sign * self.product())
         return value
+
+    def sign(self) -> int:
+        """Takes a sign, if there is one; 0 if not."""
+        sign = {"+": 1, "-": -1}.get(self.peek(), 0)
+        self.place += abs(sign)
+        return sign
 
     def product(self) -> Fraction:
         value = self.signed()
@@ -374,18 +378,9 @@ class _Arithmetic:
         return value
 
     def signed(self) -> Fraction:
-        if self.peek() in ("+", "-"):
-            sign = -1 if self.peek() == "-" else 1
-            self.place += 1
-            return sign * self.signed_once()
-        return self.power()
-
-    def signed_once(self) -> Fraction:
-        if self.peek() in ("+", "-"):  # two signs, as in 5 - -3, but no more
-            sign = -1 if self.peek() == "-" else 1
-            self.place += 1
-            return sign * self.power()
-        return self.power()
+        first = self.sign() or 1
+        second = self.sign() or 1  # two signs, as in 5 - -3, but no more
+        return first * second * self.power()
 
     def power(self) -> Fraction:
         value = self.atom()

@@ -744,6 +744,11 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
         (code_stdio, {"tests": [PAIR, {**PAIR, "testtype": "functional"}]}, "'testtype' of all"),
         (code_stdio, {"tests": [{**PAIR, "testtype": "call"}]}, "'testtype' of all .*got 'call'"),
         (code_stdio, {"tests": [{**PAIR, "testtype": "functional"}]}, "need its name .* got None"),
+        (
+            code_stdio,
+            {"tests": [{**PAIR, "testtype": "functional"}], "metadata": "no json"},
+            "need its name .* got None",
+        ),
         (code_stdio, {"tests": [PAIR], "func_name": "a b"}, "need its name in the row.*'a b'"),
         (
             code_stdio,
@@ -755,6 +760,7 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
         (code_asserts, {}, "must be a string or a list of strings, got 'None'"),
         (code_asserts, {"tests": []}, "must be a string or a list"),
         (code_asserts, {"tests": [1]}, "must be a string or a list"),
+        (code_asserts, {"tests": "null"}, "must be a string or a list of strings, got 'null'"),
         (code_asserts, {"tests": ["assert ("]}, r"test 1 of 1, 'assert \(': it is not Python"),
         (code_asserts, {"tests": ["assert f('" + "x" * 2**24 + "')"]}, "characters as JSON"),
         (code_asserts, {"tests": "def check(candidate): pass"}, "need an 'entry_point'"),

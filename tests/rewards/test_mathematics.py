@@ -16,6 +16,7 @@ from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.rewards.answers import row_check
 from jaxrl_llm.rewards.formulas import replied
 from jaxrl_llm.rewards.mathematics import equal
+from jaxrl_llm.rewards.numbers import canonical, rational
 
 KINDS = json.loads((Path(__file__).parents[1] / "golden" / "mathematics.json").read_text())["kinds"]
 
@@ -258,6 +259,28 @@ def test_numbers_in_random_notations(data, a, b):
 
 
 NONE = [None, "", "  ", math.nan, [], ["4", ""], ["4", None], True, {}]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5 - -3", 8),
+        ("5 + -3", 2),
+        ("5---3", 2),
+        ("5----3", None),
+        ("+-5", -5),
+        ("-+-5", None),
+        (r"2\cdot--3", 6),
+        ("-2^2", -4),
+        ("--2^2", 4),
+        ("3/-4", Fraction(-3, 4)),
+        ("2^{--1}", 2),
+        ("5-", None),
+    ],
+)
+def test_a_number_has_at_most_two_signs(text, value):
+    read = rational(canonical(text))
+    assert (read and read.value) == value
 
 
 @pytest.mark.parametrize(
