@@ -18,6 +18,11 @@ from jaxrl_llm.core.runtime.files import parse_json
 _MAX_DEPTH = 63
 _BOM = b"\xef\xbb\xbf"
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
+# A character beyond 16 bits is escaped in two halves; one alone cannot be written as UTF-8.
+_HALF = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
 
 
 class JsonError(ValueError):
@@ -48,8 +53,8 @@ def json_rows(datasets: Any, paths: Sequence[str]) -> Table:
       paths: Paths or addresses, as ``datasets`` names them.
 
     Raises:
-      JsonError: With the line of the first value that is not JSON or not an object, or that is
-        nested more than 63 levels deep.
+      JsonError: With the line of the first value that is not JSON or not an object, that is nested
+        more than 63 levels deep, or that has half a character.
 
     Example:
       >>> import datasets, pathlib, tempfile
@@ -107,6 +112,7 @@ def _values(path: Path, name: str) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             line = line.removeprefix(_BOM) if number == 1 else line
+            _check_characters(line, f"{name!r} cannot be read as json: line {number}")
             if not lines:
                 if not line.strip():
                     continue
@@ -124,6 +130,12 @@ def _values(path: Path, name: str) -> Iterator[tuple[int, Any]]:
                 lines = []
         if lines:
             yield from _parsed(lines, first, name)
+
+
+def _check_characters(line: bytes, where: str) -> None:
+    half = _HALF.search(line.replace(rb"\\", b"--"))  # no escape begins with the second of them
+    if half:
+        raise JsonError(f"{where} has half a character, {half[0].decode()}")
 
 
 def _depth_after(line: bytes, depth: int, where: str, number: int, first: int) -> int:

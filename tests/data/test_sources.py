@@ -272,6 +272,38 @@ def test_the_line_of_a_fault_is_that_of_the_file(tmp_path, content, told):
         from_file(tmp_path / "f.json", answer_field=None)
 
 
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        (r'{"prompt": "b\ud800"}', 2),
+        (r'{"prompt": "b\uDfff c"}', 2),
+        (r'{"prompt": "b", "answer": {"\uD83D": 1}}', 2),
+        (r'{"prompt": "b", "answer": ["\ude00\ud83d"]}', 2),
+        (r'{"prompt": "b", "answer": "\\\ud83d\u0020"}', 2),
+        ('{"prompt": "b",\n"answer": "\\udbff"}', 3),
+        (r'{"prompt": "b"} {"prompt": "\ud83d\\ude00"}', 2),
+    ],
+)
+@pytest.mark.parametrize("form", ["lines", "list"])
+def test_half_a_character_is_named_with_its_line(tmp_path, row, line, form):
+    text = '{"prompt": "a"}\n' + row
+    if form == "list":
+        text = "[" + text.replace("}\n{", "},\n{").replace("} {", "}, {") + "]"
+    (tmp_path / "f.json").write_text(text)
+    told = rf"f.json' cannot be read as json: line {line} has half a character, \\u[dD][89a-fA-F]"
+    with pytest.raises(ValueError, match=told):
+        from_file(tmp_path / "f.json", answer_field=None)
+
+
+def test_whole_characters_and_escaped_backslashes_are_read(tmp_path):
+    texts = ["\U0001f600", "\\ud83d", "\ud7ff\ue000", "\\\U0001f600\\\\udfff", '"\\']
+    for text in texts:
+        path = write(tmp_path / "f.jsonl", [{"prompt": "a", "answer": text}] * 2)
+        assert [x.answer for x in from_file(path)] == [text] * 2
+    path.write_text(r'{"prompt": "\uD83D\ude00 \\uD83D"}')
+    assert from_file(path, answer_field=None)[0].text == "\U0001f600 \\uD83D"
+
+
 def test_objects_may_share_a_line_and_go_on_over_lines(tmp_path):
     text = '\ufeff{"prompt": "a",\r\n "b": [\n1]}\r\n\n{"prompt": "c"}{"prompt": "d"}'
     (tmp_path / "f.json").write_text(text)
