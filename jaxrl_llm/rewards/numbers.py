@@ -18,7 +18,7 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
-_LONGEST = 2000  # characters of an answer that is read as mathematics
+LONGEST = 2000  # characters of an answer that is read as mathematics
 _BITS = 1 << 16  # of a numerator or denominator
 _LARGEST_FACTORIAL = 5000  # of about 54 000 bits
 _DEEPEST = 40  # nested parentheses
@@ -267,7 +267,7 @@ def canonical(text: str, *, euler: bool = False) -> str:
       >>> [canonical(x) for x in ("3 1/2", r"1{,}234.5", "10²", r"$0.\overline{3}$.")]
       ['\\frac{7}{2}', '1234.5', '10^{2}', '\\frac{1}{3}']
     """
-    if len(text) > _LONGEST:
+    if len(text) > LONGEST:
         return " ".join(text.split())
     text = _without_dollars(_vulgar(text.strip()).strip())
     text = re.sub(r"(?<![.,;])[.,;]$", "", text)
@@ -458,7 +458,7 @@ def rational(text: str) -> Rational | None:
       >>> rational(canonical("3 1/2")).value, rational("9^{9^{9}}"), rational("2x")
       (Fraction(7, 2), None, None)
     """
-    if len(text) > _LONGEST or not any(char.isdigit() for char in text):
+    if len(text) > LONGEST or not any(char.isdigit() for char in text):
         return None
     try:
         reader = _Arithmetic(text)
