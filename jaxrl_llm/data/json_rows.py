@@ -11,52 +11,73 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_llm.core.runtime.files import parse_json
 
 _MAX_DEPTH = 63
 _BOM = b"\xef\xbb\xbf"
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
+# A character beyond 16 bits is escaped in two halves; one alone cannot be written as UTF-8.
+_HALF = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
 
 
 class JsonError(ValueError):
     """A file has a line that is not JSON, or a value that is not a row."""
 
 
-def json_rows(datasets: Any, paths: Sequence[str]) -> tuple[list[dict], list[str]]:
-    r"""All rows of JSON files, and the names of their columns in the order of first use.
+class Table(NamedTuple):
+    """Rows with the same columns.
 
-    A row without a column has None there. A row of a list of texts has one column, "text".
+    Attributes:
+      rows: The rows; one that lacked a column has None there.
+      fields: The names of the columns, in the order of first use.
+      places: Where each row is, such as "line 2 of rows.jsonl"; empty if only its number is known.
+    """
+
+    rows: list[dict]
+    fields: list[str]
+    places: list[str]
+
+
+def json_rows(datasets: Any, paths: Sequence[str]) -> Table:
+    r"""All rows of JSON files, with the lines where they begin.
+
+    A row of a list of texts has one column, "text".
 
     Args:
       datasets: The package, which reads remote, compressed and archived files.
       paths: Paths or addresses, as ``datasets`` names them.
 
     Raises:
-      JsonError: With the line of the first value that is not JSON or not an object, or that is
-        nested more than 63 levels deep.
+      JsonError: With the line of the first value that is not JSON or not an object, that is nested
+        more than 63 levels deep, or that has half a character.
 
     Example:
       >>> import datasets, pathlib, tempfile
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder, "rows.jsonl")
       ...     _ = path.write_text('{"prompt": "a", "level": null}\n{"prompt": "b", "level": "2"}')
-      ...     json_rows(datasets, [str(path)])
-      ([{'prompt': 'a', 'level': None}, {'prompt': 'b', 'level': '2'}], ['prompt', 'level'])
+      ...     json_rows(datasets, [str(path)]).rows
+      [{'prompt': 'a', 'level': None}, {'prompt': 'b', 'level': '2'}]
     """
-    rows: list[dict] = []
+    rows, places = list[dict](), list[str]()
     for file, name in unpacked(datasets, paths):
-        rows += _rows_of_file(file, name)
-    return with_all_fields(rows)
+        for what, row in _rows_of_file(file, name):
+            rows.append(row)
+            places.append(f"{what} of {name}")
+    return table_of(rows, places)
 
 
-def with_all_fields(rows: list[dict]) -> tuple[list[dict], list[str]]:
-    """Rows that have None for each column of the others, and the columns."""
+def table_of(rows: list[dict], places: Sequence[str] = ()) -> Table:
+    """A table of rows, any of which may lack a column of the others."""
     fields = list(dict.fromkeys(name for row in rows for name in row))
     if any(len(row) < len(fields) for row in rows):
         rows = [{name: row.get(name) for name in fields} for row in rows]
-    return rows, fields
+    return Table(rows, fields, list(places))
 
 
 def unpacked(datasets: Any, paths: Sequence[str]) -> Iterator[tuple[Path, str]]:
@@ -70,18 +91,19 @@ def unpacked(datasets: Any, paths: Sequence[str]) -> Iterator[tuple[Path, str]]:
                 yield file, f"{path}::{file.relative_to(place)}" if place.is_dir() else path
 
 
-def _rows_of_file(path: Path, name: str) -> Iterator[dict]:
+def _rows_of_file(path: Path, name: str) -> Iterator[tuple[str, dict]]:
+    """The rows of a file, each with its line or its item of a list."""
     for place, (line, value) in enumerate(_values(path, name)):
         what, items = f"line {line}", [value]
         if isinstance(value, list) and place == 0:
-            what, items = "item {} of its list", value
+            what, items = "item {} of the list", value
         texts = items is value and all(isinstance(item, str) for item in items)
         for number, item in enumerate(items, 1):
             if not texts and not isinstance(item, dict):
                 raise JsonError(
                     f"{name!r} cannot be read as json: {what.format(number)} is not a JSON object"
                 )
-            yield {"text": item} if texts else item
+            yield what.format(number), {"text": item} if texts else item
 
 
 def _values(path: Path, name: str) -> Iterator[tuple[int, Any]]:
@@ -90,6 +112,7 @@ def _values(path: Path, name: str) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             line = line.removeprefix(_BOM) if number == 1 else line
+            _check_characters(line, f"{name!r} cannot be read as json: line {number}")
             if not lines:
                 if not line.strip():
                     continue
@@ -103,10 +126,16 @@ def _values(path: Path, name: str) -> Iterator[tuple[int, Any]]:
             lines.append(line)
             depth = _depth_after(line, depth, f"line {number} of {name!r}", number, first)
             if depth == 0:
-                yield from ((first, value) for value in _parsed(lines, first, name))
+                yield from _parsed(lines, first, name)
                 lines = []
         if lines:
-            yield from ((first, value) for value in _parsed(lines, first, name))
+            yield from _parsed(lines, first, name)
+
+
+def _check_characters(line: bytes, where: str) -> None:
+    half = _HALF.search(line.replace(rb"\\", b"--"))  # no escape begins with the second of them
+    if half:
+        raise JsonError(f"{where} has half a character, {half[0].decode()}")
 
 
 def _depth_after(line: bytes, depth: int, where: str, number: int, first: int) -> int:
@@ -119,21 +148,22 @@ def _depth_after(line: bytes, depth: int, where: str, number: int, first: int) -
     return depth
 
 
-def _parsed(lines: Sequence[bytes], first: int, name: str) -> Iterator[Any]:
-    """The values of lines that belong together."""
+def _parsed(lines: Sequence[bytes], first: int, name: str) -> Iterator[tuple[int, Any]]:
+    """The values of lines that belong together, each with the number of its first line."""
     start = f"{name!r} cannot be read as json: line"
     try:
         text = b"".join(lines).decode()
     except UnicodeDecodeError as fault:
         line = first + fault.object[: fault.start].count(b"\n")
         raise JsonError(f"{start} {line} is not UTF-8 ({fault.reason})") from fault
-    decoder, at = json.JSONDecoder(), 0
+    decoder, at, number = json.JSONDecoder(), 0, first
     while at < len(text):
         if text[at].isspace():
+            number += text[at] == "\n"
             at += 1
             continue
         try:
-            value, at = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, at)
         except json.JSONDecodeError as fault:
             line = first + fault.lineno - 1
             if line > first and _is_object(lines[1]):  # one row a line, and this one is cut off
@@ -142,9 +172,9 @@ def _parsed(lines: Sequence[bytes], first: int, name: str) -> Iterator[Any]:
                 f"{start} {line} is not JSON ({fault.msg} at column {fault.colno})"
             ) from fault
         except ValueError as fault:  # an integer of more digits than Python reads
-            line = first + text.count("\n", 0, at)
-            raise JsonError(f"{start} {line} is not JSON ({fault})") from fault
-        yield value
+            raise JsonError(f"{start} {number} is not JSON ({fault})") from fault
+        yield number, value
+        number, at = number + text.count("\n", at, end), end
 
 
 def _is_object(line: bytes) -> bool:

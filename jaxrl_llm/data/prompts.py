@@ -23,6 +23,7 @@ class Prompt:
         if there are any.
       id: Name of the prompt in messages and tables; may be empty.
       messages: The conversation whose last message is the text; None if the text is the first.
+      place: Where its row is, for messages, such as "line 2 of rows.jsonl"; may be empty.
     """
 
     text: str
@@ -30,6 +31,7 @@ class Prompt:
     metadata: dict[str, Any] = field(default_factory=dict, hash=False)
     id: str = ""
     messages: Sequence[Mapping[str, Any]] | None = field(default=None, hash=False)
+    place: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self):
         metadata = {"answer": None, **self.metadata, "id": self.id}
@@ -43,6 +45,11 @@ class Prompt:
     def name(self) -> str:
         """How messages name it: its id, or the beginning of its text."""
         return self.id or self.text[:40]
+
+    @property
+    def where(self) -> str:
+        """Its name and its place, for messages: ``'rows.jsonl:1' (line 2 of rows.jsonl)``."""
+        return f"{self.name!r} ({self.place})" if self.place else repr(self.name)
 
     @property
     def content(self) -> str:

@@ -188,7 +188,7 @@ def encode_prompts(
     encoder = TextEncoder(tokenizer, room, chat, system)
     questions = []
     for prompt in prompts:
-        name, messages = repr(prompt.name), prompt.messages
+        name, messages = prompt.where, prompt.messages
         tokens = (
             encoder.conversation(messages, name) if messages else encoder.prompt(prompt.text, name)
         )

@@ -10,9 +10,9 @@ prompt may be a list of messages that ends with the user's; then ``chosen``, ``r
 ``completion`` may be messages of the assistant, or without a prompt complete conversations.
 Values of JSON files are as they are written, whatever other rows have. Messages of other files are
 without keys whose value is None, since Arrow adds to each the keys of all others. Every other
-field is metadata; "id" names the prompt, otherwise its source and row do. Empty or malformed data,
-a missing field and an unknown name raise ValueError; a package that is not installed raises
-ImportError.
+field is metadata; "id" names the prompt, otherwise its source and row do, of which the first is 0.
+An error also names the line where a row of a JSON file begins. Empty or malformed data, a missing
+field and an unknown name raise ValueError; a package that is not installed raises ImportError.
 """
 
 import difflib
@@ -31,7 +31,7 @@ from typing import Any
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.data.conversations import is_conversation, plain_row, without_added_keys
-from jaxrl_llm.data.json_rows import JsonError, json_rows, unpacked, with_all_fields
+from jaxrl_llm.data.json_rows import JsonError, Table, json_rows, table_of, unpacked
 from jaxrl_llm.data.prompts import Prompt, PromptSet
 from jaxrl_llm.rewards.answers import LETTERS, answer_text
 
@@ -149,14 +149,14 @@ def from_file(
         _reading(datasets, "from_file", str(path), failure),
     ):
         if reader == "json":
-            rows, fields = json_rows(datasets, [str(path)])
+            table = json_rows(datasets, [str(path)])
         else:
-            table = datasets.load_dataset(
+            split = datasets.load_dataset(
                 reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
             )
-            rows, fields = _rows_of_table(table, prompt_field)
+            table = _table_of_arrow(split, prompt_field)
     names = prompt_field, answer_field
-    return _from_rows(rows, fields, "from_file", str(path), path.name, *names, needs_answer)
+    return _from_table(table, "from_file", str(path), path.name, *names, needs_answer)
 
 
 def from_hub(
@@ -193,24 +193,23 @@ def from_hub(
         builder = _untyped_builder(datasets, name, config, revision)
         read = None if builder is None else _reader_of_files(datasets, builder.name, builder.config)
         if builder is not None and read is not None:
-            rows, fields = _rows_of_split(datasets, builder.config.data_files, split, read)
+            table = _table_of_split(datasets, builder.config.data_files, split, read)
         else:
             try:
-                table = datasets.load_dataset(name, config, split=split, revision=revision)
-                rows, fields = _rows_of_table(table, prompt_field)
+                rows = datasets.load_dataset(name, config, split=split, revision=revision)
+                table = _table_of_arrow(rows, prompt_field)
             except datasets.exceptions.DatasetGenerationError:
                 if builder is None or builder.name != "parquet":
                     raise
                 # Each file of a split may have types of its own, such as null for an empty column.
                 read = functools.partial(_parquet_rows, datasets, prompt_field)
-                rows, fields = _rows_of_split(datasets, builder.config.data_files, split, read)
+                table = _table_of_split(datasets, builder.config.data_files, split, read)
     names = prompt_field, answer_field
-    return _from_rows(rows, fields, "from_hub", source, f"{name}/{split}", *names, needs_answer)
+    return _from_table(table, "from_hub", source, f"{name}/{split}", *names, needs_answer)
 
 
-def _from_rows(
-    rows: list[dict],
-    fields: list[str],
+def _from_table(
+    table: Table,
     function: str,
     source: str,
     label: str,
@@ -218,6 +217,7 @@ def _from_rows(
     answer_field: str | None,
     needs_answer: bool = True,
 ) -> PromptSet:
+    rows, fields, _ = table
     if not rows:
         raise ValueError(_EMPTY.format(function, source))
     if not needs_answer and answer_field not in fields:
@@ -246,13 +246,13 @@ def _from_rows(
     json_lists = any(isinstance(x, list | tuple) and _texts(x) is None for x in answers)
 
     def prompt(position: int, row: Mapping[str, Any]) -> Prompt:
-        name = f"{function}: row {position} of {source}"
-        row, messages = plain_row(row, prompt_field, name, implicit=implicit)
+        place = table.places[position] if table.places else f"row {position} of {source}"
+        row, messages = plain_row(row, prompt_field, f"{function}: {place}", implicit=implicit)
         text = row[prompt_field]
         if not isinstance(text, str) or not text.strip():
             raise ValueError(
-                f"{function}: the field {prompt_field!r} of row {position} of {source} must be a "
-                f"non-empty string, got {text!r:.80}."
+                f"{function}: the field {prompt_field!r} of {place} must be a non-empty string, "
+                f"got {text!r:.80}."
             )
         answer = row[answer_field] if answer_field else None
         texts = _texts(answer)
@@ -260,8 +260,8 @@ def _from_rows(
             answer = None
         if answer_field and answer is None and needs_answer:
             raise ValueError(
-                f"{function}: the field {answer_field!r} of row {position} of {source} is missing "
-                "or has no answer; needs_answer=False takes such rows."
+                f"{function}: the field {answer_field!r} of {place} is missing or has no answer; "
+                "needs_answer=False takes such rows."
             )
         if positions and isinstance(answer, int):  # as a text, it would look like a choice
             answer = LETTERS[answer]
@@ -274,7 +274,7 @@ def _from_rows(
         others = {k: v for k, v in row.items() if k not in (prompt_field, answer_field)}
         identity = row.get("id")
         identity = f"{label}:{position}" if identity is None else str(identity)
-        return Prompt(text, answer, others, identity, messages)
+        return Prompt(text, answer, others, identity, messages, place)
 
     return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
 
@@ -293,9 +293,11 @@ def _is_position(row: Mapping[str, Any], answer_field: str) -> bool:
     return texts and type(answer) is int and 0 <= answer < min(len(choices), len(LETTERS))
 
 
-def _rows_of_table(table: Any, prompt_field: str) -> tuple[list[dict], list[str]]:
-    """The rows of an Arrow table, and its columns."""
-    return [without_added_keys(row, prompt_field) for row in table], list(table.features or ())
+def _table_of_arrow(rows: Any, prompt_field: str) -> Table:
+    """The rows and columns of an Arrow table."""
+    return Table(
+        [without_added_keys(row, prompt_field) for row in rows], list(rows.features or ()), []
+    )
 
 
 def _untyped_builder(
@@ -313,7 +315,7 @@ def _untyped_builder(
 
 
 def _reader_of_files(datasets: Any, kind: str, config: Any) -> Callable | None:
-    """``paths -> (rows, columns)`` for JSON and CSV without types; None for other data sets.
+    """``paths -> Table`` for JSON and CSV without types; None for other data sets.
 
     datasets would infer the types from the first part of a file, and refuse other values after it.
     """
@@ -324,9 +326,7 @@ def _reader_of_files(datasets: Any, kind: str, config: Any) -> Callable | None:
     return None
 
 
-def _csv_rows(
-    datasets: Any, options: Mapping[str, Any], paths: Sequence[str]
-) -> tuple[list[dict], list[str]]:
+def _csv_rows(datasets: Any, options: Mapping[str, Any], paths: Sequence[str]) -> Table:
     """The rows of CSV files, in which a column has the type that all values of a file allow."""
     import pandas
 
@@ -335,36 +335,36 @@ def _csv_rows(
     for file, _ in unpacked(datasets, paths):
         table = pandas.read_csv(file, **options)
         rows += datasets.Dataset.from_pandas(table, preserve_index=False)
-    return with_all_fields(rows)
+    return table_of(rows)
 
 
-def _parquet_rows(
-    datasets: Any, prompt_field: str, paths: Sequence[str]
-) -> tuple[list[dict], list[str]]:
+def _parquet_rows(datasets: Any, prompt_field: str, paths: Sequence[str]) -> Table:
     """The rows of Parquet files, each with its own types."""
     from pyarrow import parquet
 
     rows: list[dict] = []
     for file, _ in unpacked(datasets, paths):
         table = datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(file)))
-        rows += _rows_of_table(table, prompt_field)[0]
-    return with_all_fields(rows)
+        rows += _table_of_arrow(table, prompt_field).rows
+    return table_of(rows)
 
 
-def _rows_of_split(
-    datasets: Any, files: Mapping[str, Sequence[Any]], split: str, read: Callable
-) -> tuple[list[dict], list[str]]:
-    """The rows of a split such as "test[:100]", and their columns; splits are lists of files."""
+def _table_of_split(
+    datasets: Any, files: Mapping[str, Sequence[Any]], split: str, read: Callable[..., Table]
+) -> Table:
+    """The table of a split such as "test[:100]"; splits are lists of files."""
     split = "+".join(map(str, files)) if split == "all" else split
     parts = datasets.ReadInstruction.from_spec(split)
     # The names of the splits that it reads are known before their sizes.
     named = {part.splitname for part in parts.to_absolute(dict.fromkeys(files, sys.maxsize))}
-    tables = {each: read([str(path) for path in files[each]])[0] for each in named}
-    sizes = {each: len(rows) for each, rows in tables.items()}
-    wanted = parts.to_absolute(sizes)
-    return with_all_fields(
-        [row for part in wanted for row in tables[part.splitname][part.from_ : part.to]]
-    )
+    tables = {each: read([str(path) for path in files[each]]) for each in named}
+    sizes = {each: len(table.rows) for each, table in tables.items()}
+    rows, places = list[dict](), list[str]()
+    for part in parts.to_absolute(sizes):
+        table, of = tables[part.splitname], slice(part.from_, part.to)
+        rows += table.rows[of]
+        places += table.places[of]
+    return table_of(rows, places)
 
 
 def _one_line(error: BaseException) -> str:

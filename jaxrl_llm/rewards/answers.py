@@ -44,7 +44,7 @@ def answer_of(reward: Any) -> Extract | None:
     Example:
       >>> from jaxrl_llm import rewards
       >>> rewards.answer_of(rewards.boxed_math)(r"so \boxed{ \dfrac12 }")
-      '\\frac{1}{2}'
+      '1/2'
     """
     answer = getattr(without_options(reward), "answer", None)
     return answer if callable(answer) else None  # else an attribute of the reward's own
@@ -275,10 +275,7 @@ _NUMERAL = re.compile(rf"[-{_MINUS}]?\d[\d,]*(?:\.\d+)?(?:/\d+|[eE][-+{_MINUS}]?
 
 
 def math_text(text: str) -> str | None:
-    """The box of a reply, or the line after "Answer:", or its last number, normalized.
-
-    Answers are compared as text, not by value: ``1/2`` and ``0.5`` are different answers.
-    """
+    """The box of a reply, or the line after "Answer:", or its last number, normalized."""
     text = without_thinking(text)
     answer = boxed_text(text)
     answer = final_answer(text) if answer is None else answer

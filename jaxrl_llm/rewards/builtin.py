@@ -12,15 +12,13 @@ from jaxrl_llm.rewards.answers import (
     answer_of,
     answer_text,
     boxed_answer,
-    boxed_text,
     checks_rows,
     extracts,
-    math_text,
     row_check,
     without_thinking,
 )
 from jaxrl_llm.rewards.formulas import replied, right_answers
-from jaxrl_llm.rewards.mathematics import equal
+from jaxrl_llm.rewards.mathematics import equal, vote_text
 from jaxrl_llm.rewards.pool import VerifierPool
 from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
 
@@ -174,7 +172,24 @@ def _check_mathematics(function: str) -> Callable[[Mapping[str, Any]], None]:
     return check
 
 
-@extracts(math_text)
+def _vote(answer: str | None) -> str | None:
+    return None if answer is None else vote_text(answer)
+
+
+def _replied_vote(completion: str) -> str | None:
+    return _vote(replied(without_thinking(completion)))
+
+
+def _boxed_vote(completion: str) -> str | None:
+    return _vote(boxed_answer(completion))
+
+
+def _reasoned_vote(completion: str) -> str | None:
+    answer = after_thinking(completion)
+    return None if answer is None else _vote(replied(answer))
+
+
+@extracts(_replied_vote)
 @checks_rows(_check_mathematics("math_verify"))
 def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r"""One if the completion's mathematical answer equals `metadata["answer"]`, else zero.
@@ -219,7 +234,7 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
     return _equals("math_verify", replied(without_thinking(completion)), metadata)
 
 
-@extracts(boxed_text)
+@extracts(_boxed_vote)
 @checks_rows(_check_mathematics("boxed_math"))
 def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r"""One if the last ``\boxed{...}`` equals `metadata["answer"]` as mathematics, else zero.
@@ -253,12 +268,7 @@ def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> flo
     return _equals("boxed_math", boxed_answer(completion), metadata)
 
 
-def _reasoned_text(text: str) -> str | None:
-    answer = after_thinking(text)
-    return None if answer is None else math_text(answer)
-
-
-@extracts(_reasoned_text)
+@extracts(_reasoned_vote)
 @checks_rows(_check_mathematics("reasoning_accuracy"))
 def reasoning_accuracy(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r""":func:`math_verify` of the reply after its thinking; zero if no thinking has ended.

@@ -22,6 +22,7 @@ Shared arguments:
   partial: Whether the reward is the share of tests that pass.
 """
 
+import functools
 import json
 import os
 import re
@@ -130,7 +131,9 @@ def code_stdio(
         "inputs" and "outputs"; either may be written as JSON. Tests with the "testtype"
         "functional" call the function "func_name" of the row, or of its column "metadata" as
         LiveCodeBench has it; so do tests without a "testtype" if the row has such a name, or the
-        mapping a "fn_name".
+        mapping a "fn_name". Inputs that are lists, as in APPS, have the arguments of a call, and
+        the output is the result, or a list with the result alone if all outputs are such lists;
+        without a function they have the lines of the input.
 
     Returns:
       ``{"reward": ..., "test_passes": [...]}``.
@@ -170,14 +173,14 @@ def code_stdio(
             "code_stdio: total must not be below seconds, which one test may take; got "
             f"{total:g} s and {seconds:g} s."
         )
-    tests, function = stdio_tests(metadata)
+    tests, function, listed = stdio_tests(metadata)
     code, end = from_code_block(completion), time.monotonic() + total
     if code is None or (function and len(code) > LONGEST_CODE):
         return _graded([False] * len(tests), partial=partial)
     program, files, same = code, {}, same_words
     if function:
         program, files = f"{_FUNCTION}\ncall({function!r})\n", {"solution.py": code}
-        same = same_result
+        same = functools.partial(same_result, listed=listed)
     passes: list[bool] = []
     for stdin, expected in tests:
         # The first test has all of its seconds, whatever has passed since `end` was set.

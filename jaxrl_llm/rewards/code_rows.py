@@ -33,10 +33,12 @@ class StdioTests(NamedTuple):
     Attributes:
       pairs: The input and the expected output of each test.
       function: The function that the tests call; None for programs that read and print.
+      listed: Whether each expected result is the one item of a list, as APPS may write it.
     """
 
     pairs: list[tuple[str, str]]
     function: str | None
+    listed: bool = False
 
 
 def same_words(printed: str, expected: str) -> bool:
@@ -77,12 +79,26 @@ def same_value(value: Any, wanted: Any) -> bool:
     return all(x.is_finite() for x in decimals) and _close(*decimals)
 
 
-def same_result(printed: str, expected: str) -> bool:
-    """:func:`same_value` of two JSON texts; a reply may have written the first."""
+def same_result(printed: str, expected: str, *, listed: bool = False) -> bool:
+    """:func:`same_value` of two JSON texts; a reply may have written the first.
+
+    With ``listed`` the one item of the expected list is right too.
+    """
     try:
-        return same_value(parse_json(printed), json.loads(expected))
+        value, wanted = parse_json(printed), json.loads(expected)
+        return same_value(value, wanted) or (listed and same_value(value, wanted[0]))
     except (ValueError, RecursionError):
         return False
+
+
+def _from_json(value: Any, *, otherwise: Any = None) -> Any:
+    """A column that may be written as JSON; ``otherwise`` for a text that is not JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError:
+        return otherwise
 
 
 def stdio_tests(metadata: Mapping[str, Any]) -> StdioTests:
@@ -91,29 +107,30 @@ def stdio_tests(metadata: Mapping[str, Any]) -> StdioTests:
     Raises:
       RewardError: If there are none, or no code can pass one.
     """
-    tests = metadata.get("tests")
-    if isinstance(tests, str):
-        try:
-            tests = parse_json(tests)
-        except ValueError:
-            tests = None
+    tests = _from_json(metadata.get("tests"))
     named: Any = metadata
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
         named, inputs, outputs = {**metadata, **tests}, tests["inputs"], tests["outputs"]
-        if len(inputs) == len(outputs):
-            tests = [{"input": a, "output": b} for a, b in zip(inputs, outputs, strict=True)]
-    if not (
-        isinstance(tests, Sequence)
-        and tests
-        and all(isinstance(test, Mapping) for test in tests)
-        and all(isinstance(test.get(name), str) for test in tests for name in ("input", "output"))
-    ):
-        raise RewardError(
-            "code_stdio: metadata['tests'] must be a list of mappings with the texts 'input' and "
-            f"'output', got {str(metadata.get('tests'))[:100]!r}"
-        )
-    function = _function(named, tests)
-    pairs = [(test["input"], test["output"]) for test in tests]
+        lists = isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple)
+        if not lists or len(inputs) != len(outputs):
+            raise RewardError(
+                "code_stdio: 'inputs' and 'outputs' of metadata['tests'] must be lists of one "
+                f"length, got {inputs!r:.50} and {outputs!r:.50}"
+            )
+        tests = [{"input": a, "output": b} for a, b in zip(inputs, outputs, strict=True)]
+    wrong = RewardError(
+        "code_stdio: metadata['tests'] must be a list of mappings with the texts 'input' and "
+        "'output', or a mapping with their lists 'inputs' and 'outputs', got "
+        f"{str(metadata.get('tests'))[:100]!r}"
+    )
+    if not (isinstance(tests, Sequence) and tests and all(isinstance(x, Mapping) for x in tests)):
+        raise wrong
+    function, listed = _function(named, tests), False
+    pairs = [(test.get("input"), test.get("output")) for test in tests]
+    if all(isinstance(given, list | tuple) for given, _ in pairs):
+        pairs, listed = _with_texts(pairs, function)
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise wrong
     for number, (stdin, expected) in enumerate(pairs, 1):
         if not expected.strip():
             raise RewardError(
@@ -123,11 +140,48 @@ def stdio_tests(metadata: Mapping[str, Any]) -> StdioTests:
         fault = _fault(stdin, expected, function)
         if fault:
             raise _unpassable("code_stdio", number, len(pairs), f"{stdin!r:.100}", fault)
-    if function and all(expected.strip() == "null" for _, expected in pairs):
+    nothing = ("null", "[null]") if listed else ("null",)
+    if function and all(expected.strip() in nothing for _, expected in pairs):
         raise RewardError(
             "code_stdio: every test expects null, which a function that does nothing returns"
         )
-    return StdioTests(pairs, function)
+    return StdioTests(pairs, function, listed)
+
+
+def _with_texts(
+    pairs: Sequence[tuple[Any, Any]], function: str | None
+) -> tuple[list[tuple[Any, Any]], bool]:
+    """Tests whose inputs are lists, as in APPS, with texts; and whether each result is in a list.
+
+    The list has the arguments of a call, or the lines of an input.
+    """
+    if function is None:
+        if not all(isinstance(line, str) for lines, _ in pairs for line in lines):
+            raise RewardError(
+                "code_stdio: the inputs in metadata['tests'] are lists of arguments, and there is "
+                "no 'fn_name' of the function to call with them"
+            )
+        return [(_lines(given), _lines(expected)) for given, expected in pairs], False
+    texts = []
+    for number, (arguments, expected) in enumerate(pairs, 1):
+        where, first = f"test {number} of {len(pairs)}", next(iter(arguments), None)
+        if isinstance(first, Mapping) and first and all(_INTEGER.fullmatch(str(x)) for x in first):
+            raise RewardError(
+                f"code_stdio: {where} passes a mapping with numbers as keys, which JSON cannot hold"
+            )
+        try:
+            texts.append(("\n".join(map(json.dumps, arguments)), json.dumps(expected)))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RewardError(
+                f"code_stdio: {where} has a value that is not JSON: {error}"
+            ) from error
+    return texts, all(isinstance(x, list | tuple) and len(x) == 1 for _, x in pairs)
+
+
+def _lines(value: Any) -> Any:
+    """The text of a list of lines; anything else as it is."""
+    is_list = isinstance(value, list | tuple) and all(isinstance(x, str) for x in value)
+    return "\n".join(value) if is_list else value
 
 
 def _function(row: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> str | None:
@@ -141,12 +195,7 @@ def _function(row: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> str
     (kind,) = kinds
     if kind == "stdin":
         return None
-    inner = row.get("metadata")
-    if isinstance(inner, str):
-        try:
-            inner = parse_json(inner)
-        except ValueError:
-            inner = None
+    inner = _from_json(row.get("metadata"))
     inner = inner if isinstance(inner, Mapping) else {}
     names = _NAMES if kind else _NAMES[:2]  # an entry point alone does not make tests of calls
     name = next((x for source in (row, inner) for key in names if (x := source.get(key))), None)
@@ -205,13 +254,8 @@ def assert_tests(metadata: Mapping[str, Any]) -> AssertTests:
       RewardError: If there are no tests, or one asserts nothing, or it shows without a reply that
         no code can pass one.
     """
-    tests, setup = metadata.get("tests"), metadata.get("setup") or ""
-    entry_point = metadata.get("entry_point") or ""
-    if isinstance(tests, str):
-        try:
-            tests = parse_json(tests)
-        except ValueError:
-            tests = [tests]
+    tests = _from_json(metadata.get("tests"), otherwise=[metadata.get("tests")])
+    setup, entry_point = metadata.get("setup") or "", metadata.get("entry_point") or ""
     if not (isinstance(tests, Sequence) and tests and all(isinstance(x, str) for x in tests)):
         raise RewardError(
             "code_asserts: metadata['tests'] must be a string or a list of strings, got "

@@ -120,6 +120,10 @@ class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(
         answer_ids = a number for each answer, -1 for none or an empty one
         reward     = the verifier's where metadata has "answer", else 0
 
+    Answers are one vote if their texts are equal. Those of ``math_verify``, ``boxed_math`` and
+    ``reasoning_accuracy`` have the value of a number, in any notation, without its unit, as their
+    text; two forms of another formula, such as 2 + x and x + 2, are two votes.
+
     ``recipes.ttrl_majority`` trains only on agreement: the reward is only reported, so held-out
     questions with answers measure the progress.
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from jaxrl_llm.rewards.numbers import (
     EXPONENT,
+    LONGEST,
     TIMES_E,
     UNIT_LETTERS,
     Rational,
@@ -158,6 +159,47 @@ def equal(a: str, b: str) -> bool:
     if not a.strip() or not b.strip():
         return False
     return any(_same(x, y) for x in _readings(a) for y in _readings(b))
+
+
+def vote_text(answer: str) -> str:
+    r"""One text for answers that are :func:`equal` without the work of a parser, for a vote.
+
+    A rational number is its value, in any notation, also in lists, sets and tuples; a list has no
+    order. A unit, and the name in x = 5, are left out. Formulas are equal only as canonical texts:
+    2 + x and x + 2 have two. Does not need math-verify.
+
+    Example:
+      >>> from jaxrl_llm.rewards.mathematics import vote_text
+      >>> [vote_text(x) for x in ("0.50", r"x = \frac12", "{2, 1.0}", "(3, x + 1)", "12%")]
+      ['1/2', '1/2', '{1,2}', '(3,x+1)', '12']
+    """
+    text = canonical(answer)
+    sides, signs = split(text, _RELATION)
+    if signs == ["="] and _is_name(sides[0]):
+        text = sides[1]
+    # A reader of other relations may ask the parser.
+    is_read = len(text) <= LONGEST and not _RELATION.search(text)
+    return _vote(node_of(text)) if is_read else _plain(text)
+
+
+def _vote(node: _Node) -> str:
+    if node.number is not None:
+        value = node.number.value
+        shown = 100 * value  # a percent sign is left out where `same` leaves it out
+        if node.number.percent and (shown.denominator == 1 or abs(shown) > 1):
+            value = shown
+        try:
+            return str(value)
+        except ValueError:  # more digits than Python writes
+            return f"{value.numerator:#x}/{value.denominator:#x}"
+    parts = list(map(_vote, node.parts))
+    if node.kind == "list":
+        parts = sorted(set(parts)) if len(parts) <= _MOST_PARTS else parts
+        return parts[0] if len(parts) == 1 else f"{{{','.join(parts)}}}"
+    if node.kind == "tuple":
+        return f"{node.name[0]}{','.join(parts)}{node.name[-1]}"
+    # A space between digits is no product and no longer number.
+    return _plain(re.sub(r"(?<=\d)\s+(?=\d)", "_", node.text))
 
 
 @functools.lru_cache(maxsize=64)
@@ -298,8 +340,7 @@ def _related(text: str, depth: int) -> _Node | None:
         text = parts[0] + "".join(f"{x} {y}" for x, y in zip(found, parts[1:], strict=True))
     if not set(found) <= {"=", r"\approx", r"\in"}:
         return _Node("formula", text)
-    is_name = _NAME.fullmatch(parts[0]) and not _OPERATIONS.search(parts[0])
-    if is_name and parts[0] not in ("e", "i"):
+    if _is_name(parts[0]):
         value = node_of(parts[-1], depth + 1)
         return _Node("named", text, (value,), name=_plain(parts[0]))
     sides = [node_of(part, depth + 1) for part in parts]
@@ -308,6 +349,11 @@ def _related(text: str, depth: int) -> _Node | None:
         if near and not any(_letters(side.text) for side in sides):
             return sides[0] if r"\approx" in found else sides[-1]
     return _Node("text" if r"\approx" in found else "formula", text)
+
+
+def _is_name(text: str) -> bool:
+    named = _NAME.fullmatch(text) and not _OPERATIONS.search(text)
+    return bool(named) and text not in ("e", "i")
 
 
 def _letters(text: str) -> bool:

@@ -18,7 +18,7 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
-_LONGEST = 2000  # characters of an answer that is read as mathematics
+LONGEST = 2000  # characters of an answer that is read as mathematics
 _BITS = 1 << 16  # of a numerator or denominator
 _LARGEST_FACTORIAL = 5000  # of about 54 000 bits
 _DEEPEST = 40  # nested parentheses
@@ -267,7 +267,7 @@ def canonical(text: str, *, euler: bool = False) -> str:
       >>> [canonical(x) for x in ("3 1/2", r"1{,}234.5", "10²", r"$0.\overline{3}$.")]
       ['\\frac{7}{2}', '1234.5', '10^{2}', '\\frac{1}{3}']
     """
-    if len(text) > _LONGEST:
+    if len(text) > LONGEST:
         return " ".join(text.split())
     text = _without_dollars(_vulgar(text.strip()).strip())
     text = re.sub(r"(?<![.,;])[.,;]$", "", text)
@@ -352,11 +352,15 @@ class _Arithmetic:
 
     def sum(self) -> Fraction:
         value = self.product()
-        while self.peek() in ("+", "-"):
-            sign = 1 if self.peek() == "+" else -1
-            self.place += 1
+        while sign := self.sign():
             value = _bounded(value + sign * self.product())
         return value
+
+    def sign(self) -> int:
+        """Takes a sign, if there is one; 0 if not."""
+        sign = {"+": 1, "-": -1}.get(self.peek(), 0)
+        self.place += abs(sign)
+        return sign
 
     def product(self) -> Fraction:
         value = self.signed()
@@ -374,18 +378,9 @@ class _Arithmetic:
         return value
 
     def signed(self) -> Fraction:
-        if self.peek() in ("+", "-"):
-            sign = -1 if self.peek() == "-" else 1
-            self.place += 1
-            return sign * self.signed_once()
-        return self.power()
-
-    def signed_once(self) -> Fraction:
-        if self.peek() in ("+", "-"):  # two signs, as in 5 - -3, but no more
-            sign = -1 if self.peek() == "-" else 1
-            self.place += 1
-            return sign * self.power()
-        return self.power()
+        first = self.sign() or 1
+        second = self.sign() or 1  # two signs, as in 5 - -3, but no more
+        return first * second * self.power()
 
     def power(self) -> Fraction:
         value = self.atom()
@@ -463,7 +458,7 @@ def rational(text: str) -> Rational | None:
       >>> rational(canonical("3 1/2")).value, rational("9^{9^{9}}"), rational("2x")
       (Fraction(7, 2), None, None)
     """
-    if len(text) > _LONGEST or not any(char.isdigit() for char in text):
+    if len(text) > LONGEST or not any(char.isdigit() for char in text):
         return None
     try:
         reader = _Arithmetic(text)

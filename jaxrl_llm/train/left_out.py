@@ -107,9 +107,10 @@ def gradable(
         others = f" and {len(faults) - 1} others" if len(faults) > 1 else ""
         remedy = '; set data.unreadable to "drop" to leave such rows out'
         remedy = f", and no row {lost} remains" if lost else remedy
+        where = prompt.where if prompt.place else f"{prompt.where} of {source}"
         raise ValueError(
-            f"data: the reward {name_of(config.reward)} cannot grade row {prompt.name!r} of "
-            f"{source}{others}: {reason}{remedy}."
+            f"data: the reward {name_of(config.reward)} cannot grade row {where}{others}: "
+            f"{reason}{remedy}."
         )
     return *parts, [prompt.name for prompt, _, _ in faults]
 
@@ -129,7 +130,7 @@ def _fault(check: Callable[[Mapping[str, Any]], None], prompt: Prompt) -> str | 
         return one_line(str(error))
     except Exception as error:  # of a reward of the user's
         raise RewardError(
-            f"The check_row of the reward raised {type(error).__name__} on row {prompt.name!r}: "
+            f"The check_row of the reward raised {type(error).__name__} on row {prompt.where}: "
             f"{one_line(str(error))}."
         ) from error
     return None
@@ -187,14 +188,15 @@ def fitted(
             questions = [x._replace(tokens=x.tokens[-room:]) for x in questions]
             long = set()
         if read and (trains or rule != "refuse"):
-            for i, name, length in _long_responses(config, recipe, questions, encoder):
+            for i, length in _long_responses(config, recipe, questions, encoder):
+                prompt = questions[i].prompt
                 if rule == "refuse":
                     raise ValueError(
-                        f"data: a response to prompt {name!r} has {length} tokens, but "
+                        f"data: a response to prompt {prompt.where} has {length} tokens, but "
                         f"sampling.max_new_tokens is {most}."
                     )
                 if rule == "truncate":
-                    truncated[name] = None
+                    truncated[prompt.name] = None
                 else:
                     long.add(i)
         dropped += [questions[i].prompt.name for i in sorted(long)]
@@ -213,15 +215,15 @@ def _check_mask_id(model: Model, parts: Sequence[Sequence[Question]]) -> None:
     for prompt, tokens in (question for part in parts for question in part):
         if mask_id is not None and mask_id in tokens:
             raise ValueError(
-                f"data: prompt {prompt.name!r} holds the mask id {mask_id}, "
+                f"data: prompt {prompt.where} holds the mask id {mask_id}, "
                 "which is reserved for masked positions."
             )
 
 
 def _long_responses(
     config: TrainConfig, recipe: Any, questions: Sequence[Question], encoder: TextEncoder
-) -> Iterator[tuple[int, str, int]]:
-    """The place, name and length of each response that is longer than a run's responses."""
+) -> Iterator[tuple[int, int]]:
+    """The place and length of each response that is longer than a run's responses."""
     most = config.sampling.max_new_tokens
     places = {id(question): i for i, question in enumerate(questions)}
     for question, tokens in data_responses(config, recipe, questions):
@@ -230,7 +232,7 @@ def _long_responses(
                 continue
             tokens = encoder.response(tokens, ends=True)
         if len(tokens) > most:
-            yield places[id(question)], question.prompt.name, len(tokens)
+            yield places[id(question)], len(tokens)
 
 
 def data_responses(

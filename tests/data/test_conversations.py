@@ -57,7 +57,7 @@ def test_responses_of_a_list_are_texts(tmp_path):
     assert (prompt.metadata["demonstration"], prompt.metadata["reference"]) == ("6", "6")
     (prompt,) = read(tmp_path, {"prompt": TURNS, "demonstration": [GOOD, BAD]})
     assert prompt.metadata["demonstration"] == ["6", "7"]
-    with pytest.raises(ValueError, match="row 0 of .*'responses' must be one message"):
+    with pytest.raises(ValueError, match="line 1 of .*'responses' must be one message"):
         read(tmp_path, row | {"responses": [GOOD, GOOD + BAD]})
 
 
@@ -70,13 +70,13 @@ def test_responses_of_a_list_are_texts(tmp_path):
         ),
         (
             {"prompt": TURNS, "chosen": GOOD + BAD, "rejected": BAD},
-            "row 0 of .*'chosen' must be one message",
+            "line 1 of .*'chosen' must be one message",
         ),
         (
             {"prompt": TURNS, "chosen": TURNS, "rejected": BAD},
-            "row 0 of .*'chosen' must be one message",
+            "line 1 of .*'chosen' must be one message",
         ),
-        ({"chosen": GOOD, "rejected": BAD}, "row 0 of .*have no common first messages"),
+        ({"chosen": GOOD, "rejected": BAD}, "line 1 of .*have no common first messages"),
     ],
 )
 def test_what_is_no_preference_is_named(tmp_path, row, message):
@@ -96,7 +96,7 @@ def test_a_row_without_a_prompt_that_is_no_conversation_is_named(tmp_path):
     row = {"chosen": TURNS + GOOD, "rejected": TURNS + BAD}
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(x) + "\n" for x in (row, row | {"chosen": []})))
-    with pytest.raises(ValueError, match="row 1 .* its 'chosen' must be a list of messages"):
+    with pytest.raises(ValueError, match="line 2 of .* its 'chosen' must be a list of messages"):
         from_file(path, needs_answer=False)
 
 

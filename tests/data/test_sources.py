@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import io
 import json
@@ -146,17 +147,17 @@ UNREADABLE = "f.jsonl' cannot be read as json: "
         ("f.jsonl", FIRST + b'{"prompt": "b", "answ\n', UNREADABLE + "line 2 is not JSON"),
         ("f.jsonl", FIRST + b"[1, 2]\n", UNREADABLE + "line 2 is not a JSON object"),
         ("f.jsonl", FIRST + b'{"prompt": "\xff"}\n', UNREADABLE + "line 2 is not UTF-8"),
-        ("f.jsonl", FIRST + b'{"prompt": null}\n', "the field 'prompt' of row 1 .* got None"),
+        ("f.jsonl", FIRST + b'{"prompt": null}\n', "the field 'prompt' of line 2 .* got None"),
         (
             "f.jsonl",
             FIRST + b'{"prompt": "  "}\n',
-            "the field 'prompt' of row 1 .* non-empty string",
+            "the field 'prompt' of line 2 .* non-empty string",
         ),
-        ("f.jsonl", FIRST + b'{"prompt": "b"}\n', "the field 'answer' of row 1 .* is missing"),
+        ("f.jsonl", FIRST + b'{"prompt": "b"}\n', "the field 'answer' of line 2 .* is missing"),
         (
             "f.jsonl",
             b'{"prompt": [{"role": "a"}], "answer": "1"}',
-            "row 0 .* must be a non-empty string",
+            "line 1 .* must be a non-empty string",
         ),
     ],
 )
@@ -254,7 +255,7 @@ def test_parts_of_splits_of_a_repository(hub, split, texts):
     ("content", "told"),
     [
         ('[\n{"prompt": "a"},\n{"prompt": "b" "c": 1}\n]', "line 3 is not JSON .* column 16"),
-        ('[{"prompt": "a"},\n 3]', "item 2 of its list is not a JSON object"),
+        ('[{"prompt": "a"},\n 3]', "item 2 of the list is not a JSON object"),
         ('{"prompt": "a"}\n{"prompt": "b", "c":\n' + '{"prompt": "d"}\n' * 2, "line 2 is not JSON"),
         ('{"prompt": "a"}\n{"prompt": "b"\n' + '{"prompt": "d"}\n' * 2, "line 2 is not JSON"),
         ('{"prompt": "a",\n"b": 1}\n{"prompt": "c",\n"d": x}', "line 4 is not JSON"),
@@ -272,11 +273,89 @@ def test_the_line_of_a_fault_is_that_of_the_file(tmp_path, content, told):
         from_file(tmp_path / "f.json", answer_field=None)
 
 
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        (r'{"prompt": "b\ud800"}', 2),
+        (r'{"prompt": "b\uDfff c"}', 2),
+        (r'{"prompt": "b", "answer": {"\uD83D": 1}}', 2),
+        (r'{"prompt": "b", "answer": ["\ude00\ud83d"]}', 2),
+        (r'{"prompt": "b", "answer": "\\\ud83d\u0020"}', 2),
+        ('{"prompt": "b",\n"answer": "\\udbff"}', 3),
+        (r'{"prompt": "b"} {"prompt": "\ud83d\\ude00"}', 2),
+    ],
+)
+@pytest.mark.parametrize("form", ["lines", "list"])
+def test_half_a_character_is_named_with_its_line(tmp_path, row, line, form):
+    text = '{"prompt": "a"}\n' + row
+    if form == "list":
+        text = "[" + text.replace("}\n{", "},\n{").replace("} {", "}, {") + "]"
+    (tmp_path / "f.json").write_text(text)
+    told = rf"f.json' cannot be read as json: line {line} has half a character, \\u[dD][89a-fA-F]"
+    with pytest.raises(ValueError, match=told):
+        from_file(tmp_path / "f.json", answer_field=None)
+
+
+def test_whole_characters_and_escaped_backslashes_are_read(tmp_path):
+    texts = ["\U0001f600", "\\ud83d", "\ud7ff\ue000", "\\\U0001f600\\\\udfff", '"\\']
+    for text in texts:
+        path = write(tmp_path / "f.jsonl", [{"prompt": "a", "answer": text}] * 2)
+        assert [x.answer for x in from_file(path)] == [text] * 2
+    path.write_text(r'{"prompt": "\uD83D\ude00 \\uD83D"}')
+    assert from_file(path, answer_field=None)[0].text == "\U0001f600 \\uD83D"
+
+
 def test_objects_may_share_a_line_and_go_on_over_lines(tmp_path):
     text = '\ufeff{"prompt": "a",\r\n "b": [\n1]}\r\n\n{"prompt": "c"}{"prompt": "d"}'
     (tmp_path / "f.json").write_text(text)
     rows = from_file(tmp_path / "f.json", answer_field=None)
     assert [(row.text, row.metadata["b"]) for row in rows] == [("a", [1]), ("c", None), ("d", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ('\n{"prompt": "a"}\r\n \n\n{"prompt": "b"}', ["line 2", "line 5"]),
+        ('{"prompt":\n"a"}\n{"prompt": "b"} {\n"prompt": "c"\n}{"prompt": "d"}', [1, 3, 3, 5]),
+        ('{"prompt": "a",\n"b": {}} \n{"prompt": "b"}', [1, 3]),
+        ('{"prompt": "a",\n"b": [\n\n]} {"prompt": "b"}', [1, 4]),
+        ('[\n{"prompt": "a"},\n{"prompt": "b"}]', ["item 1 of the list", "item 2 of the list"]),
+        ('["a", "b"]', ["item 1 of the list", "item 2 of the list"]),
+    ],
+)
+def test_a_prompt_has_the_place_where_its_row_begins(tmp_path, text, places):
+    path, field = tmp_path / "f.json", "text" if text.startswith('["') else "prompt"
+    path.write_bytes(text.encode())
+    prompts = from_file(path, prompt_field=field, answer_field=None)
+    places = [f"line {each}" if isinstance(each, int) else each for each in places]
+    assert [prompt.place for prompt in prompts] == [f"{each} of {path}" for each in places]
+    assert [prompt.id for prompt in prompts] == [f"f.json:{n}" for n in range(len(places))]
+    assert prompts[1].where == f"'f.json:1' ({places[1]} of {path})"
+
+
+def test_places_of_tables_and_of_several_files(tmp_path, hub):
+    path = tmp_path / "f.parquet"
+    datasets.Dataset.from_list(ROWS).to_parquet(path)
+    assert from_file(path)[1].place == f"row 1 of {path}"
+    assert from_file(path)[1] == dataclasses.replace(from_file(path)[1], place="")
+    assert from_file(path)[1:][0].place == f"row 1 of {path}"
+    repo = pathlib.Path(hub)
+    for name, rows in (("train-0.jsonl", ROWS), ("train-1.jsonl", ROWS * 2)):
+        write(repo / name, rows)
+    (repo / "train.jsonl").unlink()
+    ids = {prompt.id: prompt.place for prompt in from_hub(hub, split="train")}
+    files = ["train-0.jsonl"] * 2 + ["train-1.jsonl"] * 4
+    lines = [1, 2, 1, 2, 3, 4]
+    assert list(ids) == [f"{hub}/train:{n}" for n in range(6)]
+    want = [f"line {line} of {repo / file}" for line, file in zip(lines, files, strict=True)]
+    assert list(ids.values()) == want
+    part = from_hub(hub, split="train[5:]+train[:1]")
+    assert [prompt.place for prompt in part] == [want[5], want[0]]
+    for file in repo.glob("*.jsonl"):
+        file.unlink()
+    (repo / "train.csv").write_text("prompt,answer\na,1\nb,\n")
+    with pytest.raises(ValueError, match=r"'answer' of row 1 of .*repo \(train\) is missing"):
+        from_hub(hub, split="train")
 
 
 def test_columns_of_lists_and_numbers_are_metadata(tmp_path):
@@ -469,9 +548,10 @@ def test_answers_and_choices_as_the_hub_has_them(tmp_path, kind):
     assert jr.rewards.f1("", "Paris", prompt.metadata) == 1.0
     assert jr.rewards.exact_match("", "In Paris.", prompt.metadata) == 1.0
     # Questions of SQuAD 2 without an answer have no right text.
+    first = "line 1" if kind == "jsonl" else "row 0"
     for none in ({"text": [], "answer_start": []}, []):
         row = {"question": "a", "answers": none}
-        with pytest.raises(ValueError, match="the field 'answers' of row 0 .* is missing"):
+        with pytest.raises(ValueError, match=f"the field 'answers' of {first} of .* is missing"):
             read(row, answer_field="answers")
         assert read(row, answer_field="answers", needs_answer=False).answer is None
     for labels in ("ABCD", "1234"):

@@ -24,6 +24,11 @@ from jaxrl_llm.rewards import (
 DOUBLE = "```python\ndef double(x):\n    return x + x\n```"
 
 
+def apps(inputs, outputs, fn_name="double"):
+    """The column "input_output" of APPS as the tests of a row."""
+    return {"tests": {"fn_name": fn_name, "inputs": inputs, "outputs": outputs}}
+
+
 @pytest.fixture(scope="module")
 def bubblewrap():
     """Skips where no sandbox can run at all."""
@@ -360,6 +365,36 @@ def test_functional_tests_of_livecodebench(bubblewrap, code, right):
     for row in forms if code == METHOD else forms[:1]:
         code_stdio.check_row(row)
         assert code_stdio("", f"```python\n{code}\n```", row)["test_passes"] == right
+
+
+@for_each(
+    ("code", "inputs", "outputs", "right"),
+    [
+        ("def double(x): return 2 * x", [[1], ["a\nb"], [[0.25]]], [2, "a\nba\nb", [0.25, 0.25]],
+         [True] * 3),
+        ("def double(x): return 2 * x", [[1], ["a"]], [[2], ["aa"]], [True] * 2),
+        ("def double(x): return [2 * x]", [[1], ["a"]], [[2], ["ab"]], [True, False]),
+        # Of a list of two none is right alone, nor of a list beside a result that is none.
+        ("def double(x): return 2 * x", [[1], [2]], [[2, 3], [4]], [False] * 2),
+        ("def double(x): return 2 * x", [[1], [2]], [[2], 4], [False, True]),
+        ("class Solution:\n def double(self, x, y=0): return (x, y)", [[1, 2], [3, {"a": 1}]],
+         [[1, 2], [3, {"a": 1}]], [True] * 2),
+        ("def double(): return {1: [True, None]}", [[], []], [{"1": [True, None]}, {}],
+         [True, False]),
+    ],
+)  # fmt: skip
+def test_calls_of_apps(bubblewrap, code, inputs, outputs, right):
+    rows = [apps(inputs, outputs), {"tests": json.dumps(apps(inputs, outputs)["tests"])}]
+    rows.append({"tests": {"inputs": inputs, "outputs": outputs}, "fn_name": "double"})
+    for row in rows:
+        code_stdio.check_row(row)
+        assert code_stdio("", f"```python\n{code}\n```", row)["test_passes"] == right
+
+
+def test_lines_of_apps(bubblewrap):
+    row = apps([["2", "1 2"], ["1", "5"]], [["3", "2"], "5\n1"], fn_name=None)
+    code = "n = int(input())\nprint(sum(map(int, input().split())))\nprint(n)"
+    assert code_stdio("", f"```python\n{code}\n```", row)["test_passes"] == [True, True]
 
 
 @for_each(
@@ -729,7 +764,28 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
         (code_stdio, {"tests": "no json"}, "must be a list"),
         (code_stdio, {"tests": "[" * 100_000}, "must be a list"),
         (code_stdio, {"tests": [{"input": "1"}]}, "must be a list"),
-        (code_stdio, {"tests": {"inputs": ["1"], "outputs": []}}, "must be a list"),
+        (code_stdio, {"tests": {"inputs": ["1"], "outputs": []}}, "must be lists of one length"),
+        (
+            code_stdio,
+            {"tests": {"inputs": 1, "outputs": 1}},
+            "must be lists of one length, got 1 a",
+        ),
+        (code_stdio, {"tests": {"inputs": [], "outputs": []}}, "must be a list of mappings"),
+        (
+            code_stdio,
+            apps([[1, 2]], [3], fn_name=None),
+            "lists of arguments, and there is no 'fn_na",
+        ),
+        (code_stdio, apps([[1], "2"], [3, 4]), "must be a list of mappings"),
+        (code_stdio, apps([[1], [{"2": 3}]], [3, 4]), "test 2 of 2 passes a mapping with numbers"),
+        (
+            code_stdio,
+            apps([[1], [{1, 2}]], [3, 4]),
+            "test 2 of 2 has a value that is not JSON: .*set",
+        ),
+        (code_stdio, apps([[1], [2]], [[None], [None]]), "every test expects null"),
+        (code_stdio, apps([["a"], ["b"]], ["1", 2], fn_name=None), "must be a list of mappings"),
+        (code_stdio, apps([["x" * 2**24]], [1]), "its input has 16,777,218 characters"),
         (
             code_stdio,
             {"tests": [{"input": "", "output": " "}]},
@@ -745,6 +801,11 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
         (code_stdio, {"tests": [PAIR, {**PAIR, "testtype": "functional"}]}, "'testtype' of all"),
         (code_stdio, {"tests": [{**PAIR, "testtype": "call"}]}, "'testtype' of all .*got 'call'"),
         (code_stdio, {"tests": [{**PAIR, "testtype": "functional"}]}, "need its name .* got None"),
+        (
+            code_stdio,
+            {"tests": [{**PAIR, "testtype": "functional"}], "metadata": "no json"},
+            "need its name .* got None",
+        ),
         (code_stdio, {"tests": [PAIR], "func_name": "a b"}, "need its name in the row.*'a b'"),
         (
             code_stdio,
@@ -756,6 +817,7 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
         (code_asserts, {}, "must be a string or a list of strings, got 'None'"),
         (code_asserts, {"tests": []}, "must be a string or a list"),
         (code_asserts, {"tests": [1]}, "must be a string or a list"),
+        (code_asserts, {"tests": "null"}, "must be a string or a list of strings, got 'null'"),
         (code_asserts, {"tests": ["assert ("]}, r"test 1 of 1, 'assert \(': it is not Python"),
         (code_asserts, {"tests": ["assert f('" + "x" * 2**24 + "')"]}, "characters as JSON"),
         (code_asserts, {"tests": "def check(candidate): pass"}, "need an 'entry_point'"),

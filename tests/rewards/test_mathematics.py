@@ -16,7 +16,8 @@ from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.rewards.answers import row_check
 from jaxrl_llm.rewards.formulas import replied
-from jaxrl_llm.rewards.mathematics import equal
+from jaxrl_llm.rewards.mathematics import equal, vote_text
+from jaxrl_llm.rewards.numbers import canonical, rational
 
 KINDS = json.loads((Path(__file__).parents[1] / "golden" / "mathematics.json").read_text())["kinds"]
 
@@ -253,12 +254,38 @@ RATIONALS = st.builds(
 def test_numbers_in_random_notations(data, a, b):
     first, again, other = forms(a, data.draw), forms(a, data.draw), forms(b, data.draw)
     assert equal(first, again) and equal(again, first), (first, again)
+    if "%" not in first + again:
+        assert vote_text(first) == vote_text(again), (first, again)
+    if a != b and "%" not in first + other:
+        assert vote_text(first) != vote_text(other), (first, other)
     # A percent sign may be left out.
     if a != b and not ({a, 100 * a} & {b, 100 * b}):
         assert not equal(first, other) and not equal(other, first), (first, other)
 
 
 NONE = [None, "", "  ", math.nan, [], ["4", ""], ["4", None], True, {}]
+
+
+@for_each(
+    ("text", "value"),
+    [
+        ("5 - -3", 8),
+        ("5 + -3", 2),
+        ("5---3", 2),
+        ("5----3", None),
+        ("+-5", -5),
+        ("-+-5", None),
+        (r"2\cdot--3", 6),
+        ("-2^2", -4),
+        ("--2^2", 4),
+        ("3/-4", Fraction(-3, 4)),
+        ("2^{--1}", 2),
+        ("5-", None),
+    ],
+)
+def test_a_number_has_at_most_two_signs(text, value):
+    read = rational(canonical(text))
+    assert (read and read.value) == value
 
 
 @for_each(
@@ -287,6 +314,56 @@ def test_rows_are_checked_without_a_reply(reward, good, bad):
     for answer in [*NONE, *bad]:
         with pytest.raises(RewardError):
             check({"answer": answer})
+
+
+# Kinds whose equal pairs are one vote, and kinds whose other pairs differ in a unit or a name.
+ONE_VOTE = (
+    "integers; groups of digits; mixed numbers in plain text; mixed numbers in LaTeX; fractions; "
+    "decimals; repeating decimals; scientific notation; tiny numbers; currency; degrees; ratios; "
+    "units of length and time; units of area, counts; number bases; plus or minus; words"
+)
+LEFT_OUT = "currency; units of length and time; units of area, counts; degrees; named values"
+
+
+def test_votes_agree_with_the_grader():
+    apart, joined = [], []
+    for kind, verdicts in KINDS.items():
+        one = kind in ONE_VOTE.split("; ")
+        apart += [x for x in verdicts["equal"] if one and vote_text(x[0]) != vote_text(x[1])]
+        if kind not in LEFT_OUT.split("; "):
+            joined += [x for x in verdicts["different"] if vote_text(x[0]) == vote_text(x[1])]
+    assert not apart and not joined
+
+
+@pytest.mark.parametrize(
+    ("same", "other"),
+    [
+        (["1/2", "0.5", r"\frac12", "x = .50", r"$\dfrac{2}{4}$", r"0.5\text{ cm}"], "-1/2"),
+        (["12%", "12"], "1.2"),
+        (["0.5%", "0.005"], "0.5"),
+        (["1, 2", r"\{2.0, \frac{3}{3}\}", r"1 \text{ and } 2"], "(1, 2)"),
+        (["(1, 1/2)", r"\left(1, 0.5\right)"], "(1/2, 1)"),
+        ([r"\text{No solutions}", "no solution"], "0"),
+        ([r"3 \sqrt{2}", r"3\sqrt2 \text{ cm}"], r"2\sqrt{3}"),
+        (["1 + x"], "2"),
+        (["2 3"], "23"),
+        (["10^{5000}", r"10 \cdot 10^{4999}"], "10^{5001}"),
+        (["x < 2"], "x > 2"),
+        (["1" * 3000], "1" * 2999 + "2"),
+    ],
+)
+def test_equal_answers_are_one_vote(same, other):
+    for reward, wrap in (
+        (rewards.boxed_math, r"So \boxed{{{}}}."),
+        (rewards.math_verify, r"It is \boxed{{{}}}."),
+        (rewards.reasoning_accuracy, r"7</think>\boxed{{{}}}"),
+    ):
+        vote = rewards.majority_vote(reward)
+        ids = [vote("", wrap.format(x), {})["answer_ids"] for x in (*same, other)]
+        assert len(set(ids[:-1])) == 1 and ids[-1] != ids[0] and min(ids) >= 0
+    for reply in ("The answer is 0.5.", "Half: $\\frac{1}{2}$"):  # what the grader reads
+        vote = rewards.majority_vote(rewards.math_verify)("", reply, {})
+        assert vote == rewards.majority_vote(rewards.math_verify)("", "Answer: 1/2", {})
 
 
 def test_votes_and_pools_pass_on_the_check_of_rows():

@@ -238,8 +238,9 @@ def test_rows_that_cannot_be_graded_are_refused(reward, metadata, message):
 def test_no_text_takes_long(run):
     text = "answer" + run * 20_000
     start = time.process_time()
-    for extract in map(answer_of, (R.boxed_math, R.dapo_math, R.multiple_choice, R.f1)):
-        extract(text)
+    for reward in (R.boxed_math, R.math_verify, R.dapo_math, R.multiple_choice, R.f1):
+        for reply in (text, rf"\boxed{{{run * 900}}}"):
+            answer_of(reward)(reply)
     R.think_format("", text, {})
     assert time.process_time() - start < 10.0
 

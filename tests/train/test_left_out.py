@@ -58,18 +58,18 @@ def test_a_row_that_cannot_be_graded_is_refused_before_the_model_is_loaded(tmp_p
 
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"q{n}", "answer": x} for n, x in enumerate([1, "two", 3, None, "5", "?"])]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\n\n".join(map(json.dumps, rows)))
     config = of(tmp_path / "run", lambda: from_file(path, needs_answer=False), model=never)
     told = (
-        rf"data: the reward Grader cannot grade row 'rows.jsonl:1' of {path} and 2 others: 'two' "
-        r'is no number; set data.unreadable to "drop" to leave such rows out\.$'
+        rf"data: the reward Grader cannot grade row 'rows.jsonl:1' \(line 3 of {path}\) and 2 "
+        r"others: 'two' is no number; set data.unreadable to \"drop\" to leave such rows out\.$"
     )
     for resume in (False, True):
         with pytest.raises(ValueError, match=told):
             train(config, resume=resume)
     assert not (tmp_path / "run").exists()
     with pytest.raises(
-        RewardError, match="check_row .* raised KeyError on row 'rows.jsonl:0': 'sol"
+        RewardError, match=r"raised KeyError on row 'rows.jsonl:0' \(line 1 of .*\): 'sol"
     ):
         checked(dataclasses.replace(config, reward=Broken()))
 
@@ -188,7 +188,9 @@ KINDS = {
 def test_long_responses_by_each_rule(tmp_path, kind):
     recipe, member = KINDS[kind]
     long = [n for n, row in enumerate(ROWS) if n + 2 > MOST]
-    with pytest.raises(ValueError, match=r"a response to prompt 'rows.jsonl:5' has 7 tokens, but"):
+    with pytest.raises(
+        ValueError, match=r"response to prompt 'rows.jsonl:5' \(line 6 of .* has 7 tokens"
+    ):
         load_experiment(of_rows(tmp_path, recipe, "refuse"))
     dropped, _ = load_experiment(of_rows(tmp_path, recipe, "drop"))
     assert len(dropped.train) == len(ROWS) - len(long)
@@ -217,7 +219,7 @@ def test_a_demonstration_is_cut_in_a_run(tmp_path):
 def test_long_prompts_by_each_rule(tmp_path, rule, count):
     rows = [{"prompt": "abcdefghijklmnopqrstuvwxyz"[: 9 + n]} for n in range(8)]  # room for 14
     options = {"rows": rows, "reward": low_bytes}
-    with pytest.raises(ValueError, match="'rows.jsonl:6' has 15 tokens, but .* room for 14"):
+    with pytest.raises(ValueError, match=r"6' \(line 7 of .*\) has 15 tokens, but .* room for 14"):
         load_experiment(of_rows(tmp_path, "grpo", "refuse", **options, sampling=TWO))
     experiment, _ = load_experiment(of_rows(tmp_path, "grpo", rule, **options, sampling=TWO))
     assert len(experiment.train) == count
