@@ -51,30 +51,59 @@ HEAVY = {
 }
 
 
-def _run(code: str) -> str:
+_FRESH = """
+import json, sys
+import jax, jaxrl_llm as jr
+
+def loaded():
+    return sorted({name.partition(".")[0] for name in sys.modules})
+
+notes = {"names": dir(jr), "imported": loaded()}
+for name in sys.argv[1].split():
+    getattr(jr, name)
+notes["layer one"] = loaded()
+jr.recipes.grpo()
+from jax._src import xla_bridge
+print(json.dumps({**notes, "devices": len(xla_bridge._backends), "names after use": dir(jr)}))
+"""
+_WITHOUT_FLAX = """
+import sys
+sys.modules["flax"] = None  # as where it is not installed
+import jaxrl_llm as jr
+for name in sys.argv[1:]:
+    try:
+        eval(f"jr.{name}")
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+
+
+def _run(code: str, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_import_loads_nothing_heavy():
-    code = "import sys, jaxrl_llm; print(*sorted({m.split('.')[0] for m in sys.modules}))"
-    assert not HEAVY & set(_run(code).split())
-
-
-def test_layer_one_loads_nothing_heavy():
-    names = (
+def test_an_import_loads_nothing_heavy_and_starts_no_device():
+    layer_one = (
         "advantages surrogates corrections regularizers curation evolution diffusion rewards "
         "aggregate logprobs diagnostics recipes"
     )
-    code = (
-        "import sys, jaxrl_llm as jr\n"
-        f"for name in {names.split()!r}: getattr(jr, name)\n"
-        "print(*sorted({m.split('.')[0] for m in sys.modules}))"
-    )
-    assert not HEAVY & set(_run(code).split())
+    notes = json.loads(_run(_FRESH, layer_one))
+    assert not HEAVY & set(notes["imported"]) and not HEAVY & set(notes["layer one"])
+    assert notes["devices"] == 0
+    names = notes["names"]  # each public name once, and nothing else
+    assert notes["names after use"] == names == sorted(jaxrl_llm.__all__)
+    assert len(set(names)) == len(names)
+    assert {"advantages", "recipes", "train", "bind"} <= set(names) and "importlib" not in names
+
+
+def test_a_namespace_tells_which_extra_its_package_is_in():
+    told = _run(_WITHOUT_FLAX, "train", "testing.tiny_model", "models.make_model").splitlines()
+    ending = "needs the package flax: pip install 'jaxrl_llm[train]'."
+    assert len(told) == 3 and all(line.endswith(ending) for line in told)
 
 
 @for_each(
@@ -94,30 +123,6 @@ def test_what_users_write_against_is_public(namespace, names):
     module = getattr(jaxrl_llm, namespace)
     assert set(names.split()) <= set(module.__all__)
     assert all(getattr(module, name) is not None for name in names.split())
-
-
-@pytest.mark.parametrize("name", ["train", "testing.tiny_model", "models.make_model"])
-def test_a_namespace_tells_which_extra_its_package_is_in(name):
-    code = f"""
-import sys
-sys.modules["flax"] = None  # as where it is not installed
-import jaxrl_llm as jr
-try:
-    jr.{name}
-except ModuleNotFoundError as error:
-    print(error)
-"""
-    assert _run(code).endswith("needs the package flax: pip install 'jaxrl_llm[train]'.")
-
-
-def test_import_starts_no_device():
-    code = (
-        "import jax, jaxrl_llm as jr\n"
-        "jr.recipes.grpo()\n"
-        "from jax._src import xla_bridge\n"
-        "print(len(xla_bridge._backends))"
-    )
-    assert _run(code) == "0"
 
 
 def test_namespaces_load_on_first_use():
@@ -195,18 +200,6 @@ def test_options_of_configs_that_texts_name_exist():
                 assert named <= configs[name], f"{path.relative_to(ROOT)}: {name}({words})"
                 read += len(named)
     assert read > 50
-
-
-def test_dir_lists_the_public_names_once_and_nothing_else():
-    code = """
-import jaxrl_llm as jr
-before = dir(jr)
-jr.recipes.grpo()
-assert dir(jr) == before == sorted(jr.__all__)
-assert len(set(before)) == len(before)
-assert {"advantages", "recipes", "train", "bind"} <= set(before) and "importlib" not in before
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @for_each("path", LAZY, ids=lambda path: path.parent.name)

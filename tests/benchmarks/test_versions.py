@@ -29,6 +29,7 @@ def test_a_pytest_without_outcome_is_an_error():
         versions.outcomes("ImportError: No module named 'jax'")
 
 
+@pytest.mark.slow
 def test_an_environment_has_its_versions_and_a_test_that_fails_shows(monkeypatch, tmp_path):
     (tmp_path / "test_two.py").write_text(
         "def test_a():\n    assert 0\n\ndef test_b():\n    pass\n"

@@ -48,6 +48,7 @@ def test_the_page_names_what_presets_require_of_a_reward():
     assert named >= {"flawed", "answer_ids", "feedback", "turn_rewards", "test_passes", "turn_ends"}
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(("entry", "name"), ROWS)
 def test_a_method_reads_its_entries(entry, name):
     recipe = catalog.preset(name, length=8, num_prompts=8)

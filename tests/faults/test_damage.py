@@ -125,6 +125,7 @@ def whole_run(tmp_path_factory):
     return train(tiny_run(tmp_path_factory.mktemp("whole")))
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("damage", [flip, lose])
 def test_a_run_goes_on_from_the_last_good_one(whole_run, tmp_path, damage):
     config = tiny_run(tmp_path, checkpoint=CheckpointConfig(every=2))

@@ -79,6 +79,7 @@ config = dataclasses.replace(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "batch", "staleness"),
     [(4, True, 0), slow(4, False, 0), slow(None, False, 1)],

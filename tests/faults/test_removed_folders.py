@@ -49,6 +49,7 @@ config = dataclasses.replace(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "phase", ["creating", *map(slow, ("writing", "checksums", "blocked", "sampling"))]
 )

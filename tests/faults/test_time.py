@@ -62,6 +62,7 @@ def test_slow_rewards_change_nothing(whole_run, tmp_path):
     assert told(tmp_path) == whole_run[1]
 
 
+@pytest.mark.slow
 def test_slow_rewards_lose_no_question_of_those_sampled_ahead(whole_run, tmp_path):
     options = {"asynchrony": AsyncConfig(max_staleness=2), "checkpoint": CheckpointConfig(every=1)}
     train(tiny_run(tmp_path, reward=slow(0.5), **options))
@@ -69,6 +70,7 @@ def test_slow_rewards_lose_no_question_of_those_sampled_ahead(whole_run, tmp_pat
     assert prompts == [(row["step"], row["prompt"]) for row in whole_run[1][1]]
 
 
+@pytest.mark.slow
 def test_a_slow_disk_changes_nothing(whole_run, tmp_path, monkeypatch):
     """Checkpoints that take longer than steps wait for each other, and the last one is whole."""
     from jaxrl_llm.train.checkpoint import record
