@@ -38,9 +38,23 @@ def _outcome(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[name]:,} {name}" for name in OUTCOMES if name in counts)
 
 
+def whole(folder: Path = RESULTS) -> str:
+    """When all tests last ran, no share left out, and what they came to."""
+    path = folder / "whole.json"
+    if not path.exists():
+        return "`python -m tests.whole` has no result yet."
+    result = json.loads(path.read_text())
+    return (
+        f"They last ran on {result['date']} at commit {result['commit']}: "
+        f"{_outcome(result['tests'])} in {result['minutes']} minutes on {result['device']}."
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Write or check; the exit code is 1 where a check fails."""
-    return pages.write(PAGE, measured, "benchmarks.versions_page", argv)
+    script = "benchmarks.versions_page"
+    tables = pages.write(PAGE, measured, script, argv)
+    return tables or pages.write(PAGE, whole, script, argv, part="whole")
 
 
 if __name__ == "__main__":

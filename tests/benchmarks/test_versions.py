@@ -1,5 +1,6 @@
 """The page of versions tells what pytest said."""
 
+import json
 import sys
 
 import pytest
@@ -10,6 +11,15 @@ from benchmarks import versions, versions_page
 
 def test_the_page_is_that_of_the_result():
     assert versions_page.main(["--check"]) == 0
+
+
+def test_the_page_says_when_all_tests_last_ran(tmp_path):
+    assert "no result yet" in versions_page.whole(tmp_path)
+    result = {"date": "2026-11-30", "commit": "abc", "device": "cpu-2core", "minutes": 41}
+    result["tests"] = {"passed": 12345, "skipped": 7}
+    (tmp_path / "whole.json").write_text(json.dumps(result))
+    told = "on 2026-11-30 at commit abc: 12,345 passed, 7 skipped in 41 minutes on cpu-2core."
+    assert versions_page.whole(tmp_path).endswith(told)
 
 
 @for_each(
