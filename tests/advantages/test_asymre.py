@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from rows import for_each
 
 from jaxrl_llm import aggregate
@@ -85,12 +84,5 @@ def test_below_the_mean_the_policy_settles_and_at_it_collapses():
     assert settle(0.0, 20000).max() > 0.95 > some.max()
 
 
-def test_bad_input():
-    with pytest.raises(TypeError, match="asymre: rewards must be floating point; got int32"):
-        asymre(jnp.ones((2, 3), int))
-    with pytest.raises(ValueError, match=r"asymre: .*rewards \(2, 3\), where \(2, 4\)"):
-        asymre(jnp.ones((2, 3)), where=jnp.ones((2, 4), bool))
-    for shift in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="asymre: shift must be"):
-            asymre(jnp.ones((2, 3)), shift=shift)
+def test_a_kept_nan_is_not_hidden():
     assert np.isnan(asymre(jnp.array([1.0, jnp.nan, 0.0]))).all()

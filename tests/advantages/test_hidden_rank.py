@@ -125,30 +125,3 @@ def test_rank_shaping_is_the_bounded_bonus_against_the_batches_before():
         jax.tree.map(np.testing.assert_array_equal, state, baseline)
     with pytest.raises(ValueError, match="rank_shaping: cap must be at least 1; got 0.5"):
         adv.rank_shaping(cap=0.5)
-
-
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: adv.effective_rank(jnp.zeros((3, 2)), jnp.ones(4, bool)),
-            ValueError,
-            r"effective_rank: hidden must have shape \(4, 2\)",
-        ),
-        (
-            lambda: adv.rank_growth(jnp.zeros((3, 2)), jnp.ones(3, bool), max_tokens=1),
-            ValueError,
-            "rank_growth: max_tokens must be at least 2; got 1",
-        ),
-        (
-            lambda: adv.bounded_bonus(
-                jnp.zeros(2), jnp.ones((2, 1), bool), bonus=jnp.zeros(2), cap=0.5
-            ),
-            ValueError,
-            "bounded_bonus: cap must be at least 1; got 0.5",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
-    with pytest.raises(error, match=words):
-        call()

@@ -227,35 +227,3 @@ def test_the_cross_entropy_is_that_of_each_outcome(frozen):
     np.testing.assert_allclose(sum(parts), value, rtol=1e-5)
     nothing = np.zeros_like(where)
     assert float(outcome_cross_entropy(prm, old, mask, rewards, where=nothing)) == 0.0
-
-
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: two_level(jnp.ones(2), turn_rewards=jnp.ones((3, 2))),
-            ValueError,
-            r"two_level: rewards must have shape \(3,\)",
-        ),
-        (
-            lambda: two_level(jnp.ones(2), turn_rewards=jnp.ones((2, 2)), base="mean"),
-            ValueError,
-            "two_level: base must be one of",
-        ),
-        (
-            lambda: outcome_cross_entropy(
-                *[jnp.ones((2, 3))] * 2, jnp.ones((2, 3), bool), jnp.ones(2), beta=0.0
-            ),
-            ValueError,
-            "outcome_cross_entropy: beta must be above 0",
-        ),
-        (
-            lambda: trajectory_dpo(*[jnp.ones((2, 3))] * 2, jnp.ones((2, 3), bool), jnp.ones(3)),
-            ValueError,
-            r"trajectory_dpo: rewards must have shape \(2,\)",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
-    with pytest.raises(error, match=words):
-        call()

@@ -280,38 +280,6 @@ def test_similar_states_are_clustered_in_order():
     assert similar_states([], threshold=0.9).tolist() == []
 
 
-@for_each(
-    ("make", "error", "words"),
-    [
-        (lambda: gigpo(jnp.zeros(3), **WORKED), ValueError, r"gigpo: rewards must have shape \(2,"),
-        (
-            lambda: gigpo(BASE, turn_rewards=jnp.zeros((3, 2)), state_ids=jnp.zeros((3, 2))),
-            TypeError,
-            "gigpo: state_ids must hold integers",
-        ),
-        (lambda: gigpo(jnp.zeros(2), eps=0.1, **WORKED), ValueError, "eps=0.1 has no effect"),
-        (lambda: gigpo(jnp.zeros(2), omega=-1.0, **WORKED), ValueError, "omega must not be neg"),
-        (lambda: hgpo(jnp.zeros(2), history=1.5, **WORKED), ValueError, "history must be an int"),
-        (lambda: hgpo(jnp.zeros(2), scale="std", **WORKED), ValueError, "scale must be one of"),
-        (
-            lambda: hgpo(jnp.zeros(2), singleton="raw", **WORKED),
-            ValueError,
-            "hgpo: singleton='raw' has no effect without an episode; leave it out",
-        ),
-        (lambda: salt(BASE, count="edge", **EDGES), ValueError, "salt: count must be one of"),
-        (lambda: salt(jnp.zeros(2), **EDGES), ValueError, "salt: advantages must have shape"),
-        (
-            lambda: similar_states(["a"], threshold=1.0),
-            ValueError,
-            r"threshold must be in \(0, 1\)",
-        ),
-    ],
-)
-def test_bad_input(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
-
-
 def test_ids_of_a_batch_are_compared_within_a_group():
     """A state of one group is not that of another, whatever its number."""
     rewards, batch = sample(10)

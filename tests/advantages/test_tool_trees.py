@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from rows import for_each
 
 from jaxrl_llm.advantages import (
@@ -130,23 +129,3 @@ def test_turns_of_tokens_and_no_forks():
     # First turns are worth 0.75 and 0; the second ones of the first two fork.
     forks = np.array([[0.375, 0.25], [0.375, -0.25], [-0.375, 0.0]])
     np.testing.assert_allclose(both, 2 * np.asarray(outcome) + forks, atol=1e-5)
-
-
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: step_rewards(jnp.ones(2), STEPS, turn_where=THERE),
-            ValueError,
-            r"step_rewards: rewards must have shape \(3,\)",
-        ),
-        (
-            lambda: fork_advantages(jnp.ones((3, 2)), STEPS, turn_where=THERE, eps=0.1),
-            ValueError,
-            "fork_advantages: eps=0.1 has no effect without scale",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
-    with pytest.raises(error, match=words):
-        call()

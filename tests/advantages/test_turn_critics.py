@@ -235,28 +235,3 @@ def test_a_turn_beyond_the_rewards_is_nan_at_its_tokens_alone(name):
     ids, values = jnp.array([[0, 1, 2, 9]]), () if name == "turn_end_rewards" else (X,)
     out = getattr(adv, name)(X[:, :2], *values, jnp.arange(4) < jnp.array([[3]]), turn_ids=ids)
     assert np.isnan(out).tolist() == [[False, False, True, False]]
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "make"),
-    [
-        (ValueError, "turn_gae: turn_rewards must hold at least one turn",
-         lambda: adv.turn_gae(X[0], X, ONES, turn_ids=IDS)),
-        (TypeError, "turn_starts: turn_ids must hold integers",
-         lambda: adv.turn_starts(ONES, turn_ids=X)),
-        (ValueError, "turn_ends: .*same shape", lambda: adv.turn_ends(ONES, turn_ids=IDS[:, 1:])),
-        (ValueError, r"poad: gamma must be in \[0, 1\]",
-         lambda: adv.poad(X, X, ONES, turn_ids=IDS, gamma=1.5)),
-        (ValueError, "pdppo: combine must be one of .*Did you mean 'max'",
-         lambda: adv.pdppo(X, X, ONES, turn_ids=IDS, combine="maxi")),
-        (ValueError, "egae: unfinished must have shape",
-         lambda: adv.egae(X, X, ONES, unfinished=ONES)),
-        (ValueError, "turn_sums: turns must be an integer above 0",
-         lambda: adv.turn_sums(X, ONES, turn_ids=IDS, turns=0)),
-        (TypeError, "turn_end_rewards: turn_where must be bool",
-         lambda: adv.turn_end_rewards(X, ONES, turn_ids=IDS, turn_where=X)),
-    ],
-)  # fmt: skip
-def test_bad_input(error, match, make):
-    with pytest.raises(error, match=match):
-        make()

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
@@ -126,57 +125,3 @@ def test_totals_are_over_the_tokens_of_the_mask():
     expected = np.where(MASK, tokens, 0.0).sum(-1)
     junk = jnp.where(MASK, tokens, jnp.nan)
     np.testing.assert_allclose(token_totals(junk, MASK), expected, atol=1e-6)
-
-
-@for_each(
-    ("make", "error", "words"),
-    [
-        (
-            lambda: geometric_rewards(FINAL, turn_where=jnp.ones(3, bool)),
-            ValueError,
-            "geometric_rewards: there must be turns for each of the rewards",
-        ),
-        (
-            lambda: info_gain_rewards(FINAL, answer_logp=jnp.zeros((2, 4))),
-            ValueError,
-            "info_gain_rewards: answer_logp must have shape",
-        ),
-        (
-            lambda: gated_rewards({"a": FINAL}, order=("a",), thresholds=(0.0,)),
-            ValueError,
-            "1 rewards take 0 thresholds and 1 weights; got 1 and 1",
-        ),
-        (
-            lambda: gated_rewards({"a": FINAL}, order=("b",), thresholds=()),
-            ValueError,
-            "gated_rewards: order must be one of 'a'",
-        ),
-        (
-            lambda: gate_turn_rewards(FINAL, step_rewards=INTERM, weight=-1.0),
-            ValueError,
-            "weight must not be negative",
-        ),
-        (
-            lambda: place_turn_rewards(FINAL, MASK, turn_ids=TURN_IDS),
-            ValueError,
-            "turn_rewards is None; mode='dense' requires it",
-        ),
-        (
-            lambda: place_turn_rewards(
-                FINAL, MASK, turn_ids=TURN_IDS, mode="single", max_total=2.0
-            ),
-            ValueError,
-            "max_total=2.0 has no effect with mode='single'",
-        ),
-        (
-            lambda: place_turn_rewards(
-                FINAL, MASK, turn_ids=TURN_IDS, turn_rewards=INTERM, max_total=jnp.ones((3, 1))
-            ),
-            ValueError,
-            r"place_turn_rewards: max_total must have shape \(3,\); got \(3, 1\)",
-        ),
-    ],
-)
-def test_bad_input(make, error, words):
-    with pytest.raises(error, match=words):
-        make()

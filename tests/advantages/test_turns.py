@@ -218,23 +218,6 @@ def test_a_turn_counts_once_whatever_its_length():
     np.testing.assert_array_equal(loud, out)
 
 
-@for_each(
-    ("make", "error", "words"),
-    [
-        (lambda r: mc_turns(r, baseline="leave"), ValueError, "mc_turns: baseline must be one of"),
-        (lambda r: turn_grpo(r, scale="none", eps=0.1), ValueError, "eps=0.1 has no effect"),
-        (lambda r: turn_grpo(r[0, 0]), ValueError, "rewards must have at least 2 axes"),
-        (lambda r: ui_s1(r, matches=r), TypeError, "ui_s1: matches must be bool"),
-        (lambda r: ui_s1(r, matches=r > 0, step_weight=-1.0), ValueError, "step_weight must not"),
-        (lambda r: ui_s1(r, matches=r[0] > 0), ValueError, "these must have the same shape"),
-        (lambda r: turn_returns(r, matches=r), TypeError, "turn_returns: matches must be bool"),
-    ],
-)
-def test_bad_input_of_turns(make, error, words):
-    with pytest.raises(error, match=words):
-        make(jnp.zeros((2, 3, 4)))
-
-
 def test_tokens_take_the_value_of_their_turn():
     advantages = jnp.array([[[1.0, 2.0], [3.0, 4.0]]])
     turn_ids = jnp.array([[[0, 0, 1, -1], [1, 0, 7, 7]]])

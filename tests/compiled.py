@@ -1,0 +1,105 @@
+"""``compiled``: a function of the library as a step runs it, one program a call and not one an op.
+
+An operation outside of a program is a program of its own for every shape, which costs more to
+compile than all tests take to run.
+"""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+
+def compiled(function: Callable) -> Callable:
+    """``function`` in one program, with NumPy arrays back.
+
+    What is no array is an option of the program, and so is a number in an array, which ``function``
+    can check as it does outside of a program. Inside another program or gradient ``compiled`` adds
+    nothing but the program. A call without an array runs as it is.
+    """
+    programs = {}
+
+    @functools.wraps(function)
+    def call(*args, **options):
+        leaves, tree = jax.tree.flatten((args, options))
+        moving = [_moves(x) for x in leaves]
+        if not any(moving):
+            return function(*args, **options)
+        fixed = [None if moves else x for x, moves in zip(leaves, moving, strict=True)]
+        key = (tree, *map(_key, fixed), *moving)
+        if key not in programs:
+
+            def run(arrays):
+                arrays = iter(arrays)
+                both = [next(arrays) if m else x for x, m in zip(fixed, moving, strict=True)]
+                args, options = jax.tree.unflatten(tree, both)
+                return function(*args, **options)
+
+            programs[key] = jax.jit(run, inline=True)
+        out = programs[key]([x for x, m in zip(leaves, moving, strict=True) if m])
+        return jax.tree.map(_plain, out)
+
+    return call
+
+
+def compile_names(names: dict[str, Any]) -> dict[str, Any]:
+    """Of the names of a module, the functions and modules of the library, ``compiled``."""
+    return {key: _of_library(value) for key, value in names.items() if _is_ours(value)}
+
+
+def _is_ours(value: Any) -> bool:
+    if isinstance(value, types.ModuleType):
+        return value.__name__.startswith("jaxrl_llm")
+    return inspect.isfunction(value) and value.__module__.startswith("jaxrl_llm")
+
+
+@functools.cache
+def _of_library(value: Any) -> Any:
+    return _Module(value) if isinstance(value, types.ModuleType) else compiled(value)
+
+
+class _Module:
+    """A module whose functions are compiled."""
+
+    def __init__(self, module: types.ModuleType):
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        return _of_library(value) if _is_ours(value) else value
+
+
+def _moves(leaf: Any) -> bool:
+    """An argument of the program: an array with axes, a key, or a value of another program."""
+    if isinstance(leaf, jax.core.Tracer):
+        return True
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return False
+    return leaf.ndim > 0 or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key(leaf: Any) -> Any:
+    """What tells options apart, of which 1, 1.0 and True are three, and 0.0 and -0.0 two."""
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | float):
+        return type(leaf), str(getattr(leaf, "dtype", "")), repr(leaf)
+    return type(leaf), leaf
+
+
+def _plain(leaf: Any) -> Any:
+    if isinstance(leaf, jax.core.Tracer) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return np.asarray(leaf)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_program_a_call(request):
+    """What a test file has imported from the library is ``compiled``, but for this, while it runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in compile_names(vars(request.module)).items():
+            patch.setattr(request.module, name, value)
+        yield
