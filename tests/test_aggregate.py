@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import normal, one_program_a_call, put  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -15,8 +16,8 @@ from rows import for_each
 from jaxrl_llm import aggregate, bind
 from jaxrl_llm.core import traits_of
 
-LOSS = jnp.array([[1.0, 2.0, 3.0, 4.0], [10.0, 0.0, 0.0, 0.0]])
-MASK = jnp.array([[True, True, True, True], [True, False, False, False]])
+LOSS = np.array([[1.0, 2.0, 3.0, 4.0], [10.0, 0.0, 0.0, 0.0]])
+MASK = np.array([[True, True, True, True], [True, False, False, False]])
 ALL = {
     "token_mean": aggregate.token_mean,
     "token_sum": aggregate.token_sum,
@@ -25,7 +26,7 @@ ALL = {
     "sequence_sum_norm": partial(aggregate.sequence_sum_norm, length=4),
     "fixed_length": partial(aggregate.fixed_length, length=4),
 }
-every = pytest.mark.parametrize("name", ALL)
+every = for_each("name", ALL)
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
@@ -62,8 +63,8 @@ def total(name, loss, mask):
 )
 def test_worked_numbers(name, expected, with_empty_row):
     assert total(name, LOSS, MASK) == expected
-    loss = jnp.concatenate([LOSS, jnp.full((1, 4), 7.0)])
-    mask = jnp.concatenate([MASK, jnp.zeros((1, 4), bool)])
+    loss = np.concatenate([LOSS, np.full((1, 4), 7.0)])
+    mask = np.concatenate([MASK, np.zeros((1, 4), bool)])
     assert total(name, loss, mask) == pytest.approx(with_empty_row, rel=1e-6)
 
 
@@ -91,15 +92,15 @@ def test_weights_are_float32_of_the_masks_shape_and_zero_where_masked(name):
 
 
 def test_the_two_means_of_a_guide_and_the_policy():
-    steered = jnp.array([False, True])
+    steered = np.array([False, True])
     loss = lambda mask, mu: float(  # noqa: E731
         aggregate.weighted_sum(LOSS, aggregate.guided_token_mean(mask, steered=steered, mu=mu))
     )
     assert [loss(MASK, mu) for mu in (0.0, 0.5, 1.0)] == [2.5, 6.25, 10.0]
     # However few tokens the policy has; and without one, nothing of its share goes to the guide.
-    assert loss(MASK.at[0, 1:].set(False), 0.5) == 5.5
-    assert loss(MASK.at[0].set(False), 0.25) == 2.5
-    scheduled = jnp.full((1, 1), 0.5)  # as an extra of a batch
+    assert loss(put(MASK, np.s_[0, 1:], False), 0.5) == 5.5
+    assert loss(put(MASK, 0, False), 0.25) == 2.5
+    scheduled = np.full((1, 1), 0.5)  # as an extra of a batch
     weights = aggregate.guided_token_mean(MASK, steered=steered, mu=scheduled)
     assert float(aggregate.weighted_sum(LOSS, weights)) == 6.25
 
@@ -108,31 +109,31 @@ def test_the_two_means_of_a_guide_and_the_policy():
     ("changes", "error", "words"),
     [
         ({"mu": 1.5}, ValueError, r"guided_token_mean: mu must be in \[0, 1\]; got 1.5"),
-        ({"steered": jnp.zeros(3, bool)}, ValueError, r"steered must have shape \(2,\)"),
-        ({"steered": jnp.zeros(2)}, TypeError, "guided_token_mean: steered must be"),
+        ({"steered": np.zeros(3, bool)}, ValueError, r"steered must have shape \(2,\)"),
+        ({"steered": np.zeros(2)}, TypeError, "guided_token_mean: steered must be"),
     ],
 )
 def test_bad_input_of_the_two_means(changes, error, words):
-    options = {"steered": jnp.zeros(2, bool), "mu": 0.5} | changes
+    options = {"steered": np.zeros(2, bool), "mu": 0.5} | changes
     with pytest.raises(error, match=words):
         aggregate.guided_token_mean(MASK, **options)
 
 
 def test_weights_add_up_to_one_where_the_loss_is_a_mean():
-    mask = jax.random.bernoulli(jax.random.key(0), 0.4, (5, 7))
+    mask = np.random.default_rng(0).random((5, 7)) < 0.4
     assert float(aggregate.token_mean(mask).sum()) == pytest.approx(1.0, rel=1e-6)
     assert float(aggregate.sequence_mean(mask).sum()) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_with_equal_full_lengths_the_means_and_the_constant_agree():
-    mask = jnp.ones((3, 4), bool)
+    mask = np.ones((3, 4), bool)
     weights = [ALL[n](mask) for n in ("token_mean", "sequence_mean", "fixed_length")]
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-6)
     np.testing.assert_allclose(weights[0], weights[2], rtol=1e-6)
 
 
 def test_doubling_a_sequence_doubles_its_share_of_the_constant_denominator_only():
-    mask = jnp.arange(4) < jnp.array([[2], [4]])
+    mask = np.arange(4) < np.array([[2], [4]])
     fixed, mean = aggregate.fixed_length(mask, length=4), aggregate.sequence_mean(mask)
     assert float(fixed[1].sum() / fixed[0].sum()) == 2.0
     assert float(mean[1].sum() / mean[0].sum()) == 1.0
@@ -140,22 +141,22 @@ def test_doubling_a_sequence_doubles_its_share_of_the_constant_denominator_only(
 
 @every
 def test_leading_axes_are_free_and_every_row_counts(name):
-    mask = jnp.arange(5) < jax.random.randint(jax.random.key(1), (2, 3, 1), 0, 6)
+    mask = np.arange(5) < np.random.default_rng(1).integers(0, 6, (2, 3, 1))
     np.testing.assert_array_equal(ALL[name](mask).reshape(6, 5), ALL[name](mask.reshape(6, 5)))
     assert ALL[name](mask[0, 0]).shape == (5,)
 
 
 @every
 def test_an_empty_batch_weighs_nothing_and_has_a_finite_gradient(name):
-    mask = jnp.zeros((2, 4), bool)
+    mask = np.zeros((2, 4), bool)
 
     def loss(x):
         return aggregate.weighted_sum(x, ALL[name](mask))
 
-    value, gradient = jax.value_and_grad(loss)(jnp.full((2, 4), jnp.nan))
+    value, gradient = jax.value_and_grad(loss)(np.full((2, 4), np.nan))
     assert value == 0.0
     assert not gradient.any()
-    assert ALL[name](jnp.zeros((0, 4), bool)).shape == (0, 4)
+    assert ALL[name](np.zeros((0, 4), bool)).shape == (0, 4)
 
 
 @every
@@ -172,15 +173,15 @@ def test_masked_losses_are_never_read_in_value_or_gradient(name, junk):
 
 
 def test_a_kept_nan_is_not_hidden():
-    loss = LOSS.at[0, 0].set(jnp.nan)
+    loss = put(LOSS, np.s_[0, 0], np.nan)
     assert np.isnan(aggregate.weighted_sum(loss, aggregate.token_mean(MASK)))
 
 
 @every
 @for_each("parts", [2, 4])
 def test_parts_of_a_batch_add_up(name, parts):
-    mask = jnp.arange(6) < jnp.array([6, 1, 3, 0, 2, 5, 1, 4])[:, None]
-    loss = jax.random.normal(jax.random.key(2), mask.shape)
+    mask = np.arange(6) < np.array([6, 1, 3, 0, 2, 5, 1, 4])[:, None]
+    loss = normal(2, mask.shape)
     weights = ALL[name](mask)
     whole = aggregate.weighted_sum(loss, weights)
     pieces = [
@@ -191,21 +192,21 @@ def test_parts_of_a_batch_add_up(name, parts):
 
 
 def test_padding_the_tokens_changes_no_weight():
-    padded = jnp.pad(MASK, ((0, 0), (0, 3)))
+    padded = np.pad(MASK, ((0, 0), (0, 3)))
     for name, weighting in ALL.items():
         np.testing.assert_array_equal(weighting(padded)[:, :4], weighting(MASK), err_msg=name)
 
 
 def test_bfloat16_losses_are_added_in_float32():
     # In bfloat16 the sum of 300 ones stops at 256.
-    loss = jnp.ones((1, 300), jnp.bfloat16)
-    total = aggregate.weighted_sum(loss, aggregate.sequence_sum(jnp.ones((1, 300), bool)))
+    loss = np.ones((1, 300), jnp.bfloat16)
+    total = aggregate.weighted_sum(loss, aggregate.sequence_sum(np.ones((1, 300), bool)))
     assert total.dtype == jnp.float32
     assert float(total) == 300.0
 
 
 def test_of_these_only_sequence_mean_keeps_a_sequence_level_loss():
-    value = jnp.array([[2.0], [6.0]])
+    value = np.array([[2.0], [6.0]])
     repeated = jnp.where(MASK, value, 0.0)
     means = {name: total(name, repeated, MASK) for name in ALL}
     assert means["sequence_mean"] == 4.0
@@ -237,7 +238,7 @@ def test_bad_masks(name):
     with pytest.raises(TypeError, match=f"{name}: mask must be bool, True = keep; got float32"):
         ALL[name](MASK.astype(jnp.float32))
     with pytest.raises(ValueError, match=f"{name}: mask must have at least 1 axis"):
-        ALL[name](jnp.array(True))
+        ALL[name](np.array(True))
 
 
 def test_bad_input_of_the_weighted_sum():
@@ -248,11 +249,11 @@ def test_bad_input_of_the_weighted_sum():
         aggregate.weighted_sum(LOSS, MASK)
 
 
-GROUPS = jnp.arange(4) < jnp.array([[4, 1, 2], [3, 0, 0], [0, 0, 0], [2, 2, 0]])[..., None]
+GROUPS = np.arange(4) < np.array([[4, 1, 2], [3, 0, 0], [0, 0, 0], [2, 2, 0]])[..., None]
 
 
 def test_a_group_counts_the_same_whatever_it_holds():
-    loss = np.asarray(jax.random.normal(jax.random.key(3), GROUPS.shape))
+    loss = np.asarray(normal(3, GROUPS.shape))
     weights = aggregate.group_mean(GROUPS)
     groups = [
         np.mean([row[keep].mean() for row, keep in zip(rows, kept, strict=True) if keep.any()])
@@ -264,12 +265,12 @@ def test_a_group_counts_the_same_whatever_it_holds():
     )
     np.testing.assert_allclose(weights.sum((1, 2)), [1 / 3, 1 / 3, 0, 1 / 3], rtol=1e-6)
     assert (np.asarray(weights > 0) == np.asarray(GROUPS)).all()
-    dirty = jnp.where(GROUPS, loss, jnp.nan)
+    dirty = jnp.where(GROUPS, loss, np.nan)
     np.testing.assert_array_equal(jax.grad(aggregate.weighted_sum)(dirty, weights), weights)
 
 
 def test_groups_of_equal_size_make_the_group_mean_the_sequence_mean():
-    mask = jnp.arange(5) < jax.random.randint(jax.random.key(4), (3, 4, 1), 1, 6)
+    mask = np.arange(5) < np.random.default_rng(4).integers(1, 6, (3, 4, 1))
     np.testing.assert_allclose(aggregate.group_mean(mask), aggregate.sequence_mean(mask), rtol=1e-6)
     np.testing.assert_allclose(
         aggregate.group_mean(mask[0]), aggregate.sequence_mean(mask[0]), rtol=1e-6
@@ -278,8 +279,8 @@ def test_groups_of_equal_size_make_the_group_mean_the_sequence_mean():
 
 
 def test_groups_of_an_empty_batch_and_with_more_axes():
-    assert not aggregate.group_mean(jnp.zeros((2, 3, 4), bool)).any()
-    assert aggregate.group_mean(jnp.zeros((0, 3, 4), bool)).shape == (0, 3, 4)
+    assert not aggregate.group_mean(np.zeros((2, 3, 4), bool)).any()
+    assert aggregate.group_mean(np.zeros((0, 3, 4), bool)).shape == (0, 3, 4)
     np.testing.assert_array_equal(
         aggregate.group_mean(GROUPS.reshape(2, 2, 3, 4)).reshape(GROUPS.shape),
         aggregate.group_mean(GROUPS),
@@ -287,6 +288,6 @@ def test_groups_of_an_empty_batch_and_with_more_axes():
     with pytest.raises(
         ValueError, match=r"group_mean: mask must have at least 2 axes; got .*\(4,\)"
     ):
-        aggregate.group_mean(jnp.ones(4, bool))
+        aggregate.group_mean(np.ones(4, bool))
     with pytest.raises(TypeError, match="group_mean: mask must be bool"):
-        aggregate.group_mean(jnp.ones((2, 4)))
+        aggregate.group_mean(np.ones((2, 4)))

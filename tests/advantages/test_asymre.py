@@ -18,10 +18,10 @@ WHERE[3] = False
 
 
 def test_worked_numbers():
-    np.testing.assert_allclose(asymre(jnp.array([1.0, 0.0, 0.0, 0.0])), [0.85, -0.15, -0.15, -0.15])
-    np.testing.assert_allclose(asymre(jnp.array([1.0, 0.0]), shift=0.2), [0.3, -0.7], rtol=1e-6)
-    assert asymre(jnp.full((1, 3), 0.1), shift=-0.25).tolist() == [[0.25] * 3]
-    assert asymre(jnp.array([7.0]), shift=-0.25).tolist() == [0.25]
+    np.testing.assert_allclose(asymre(np.array([1.0, 0.0, 0.0, 0.0])), [0.85, -0.15, -0.15, -0.15])
+    np.testing.assert_allclose(asymre(np.array([1.0, 0.0]), shift=0.2), [0.3, -0.7], rtol=1e-6)
+    assert asymre(np.full((1, 3), 0.1), shift=-0.25).tolist() == [[0.25] * 3]
+    assert asymre(np.array([7.0]), shift=-0.25).tolist() == [0.25]
 
 
 @for_each("shift", [-0.1, 0.0, 0.4])
@@ -50,7 +50,7 @@ def test_the_shift_adds_the_gradient_of_the_likelihood():
 
         return jax.grad(loss)(logp)
 
-    likelihood = gradient(jnp.ones((4, 5)))
+    likelihood = gradient(np.ones((4, 5)))
     shifted = gradient(asymre(REWARDS, where=WHERE, shift=-0.25))
     expected = gradient(dr_grpo(REWARDS, where=WHERE)) + 0.25 * likelihood
     np.testing.assert_allclose(shifted, expected, atol=1e-6)
@@ -69,7 +69,7 @@ def test_below_the_mean_the_policy_settles_and_at_it_collapses():
             lambda z: z + jax.grad(lambda z: (advantages * jax.nn.log_softmax(z)[arms]).mean())(z)
         )
         return np.asarray(
-            jax.nn.softmax(jax.lax.fori_loop(0, steps, lambda _, z: ascend(z), jnp.zeros(4)))
+            jax.nn.softmax(jax.lax.fori_loop(0, steps, lambda _, z: ascend(z), np.zeros(4)))
         )
 
     # With V so low that all advantages are positive, the limit is mu (r - V), normalized.
@@ -85,4 +85,4 @@ def test_below_the_mean_the_policy_settles_and_at_it_collapses():
 
 
 def test_a_kept_nan_is_not_hidden():
-    assert np.isnan(asymre(jnp.array([1.0, jnp.nan, 0.0]))).all()
+    assert np.isnan(asymre(np.array([1.0, np.nan, 0.0]))).all()

@@ -42,14 +42,14 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl():
 
     def logp(params):
         a, b = (jax.nn.log_softmax(x) for x in params)
-        return jnp.stack([a[texts[:, 0]], b[texts[:, 0], texts[:, 1]]], -1)
+        return np.stack([a[texts[:, 0]], b[texts[:, 0], texts[:, 1]]], -1)
 
     ours, theirs = (first, second), (t_first, t_second)
     old = logp(ours)
 
     def surrogate(params, discount):
         advantages = teacher_advantages(
-            jnp.zeros(9), jnp.ones((9, 2), bool), old_logp=old, teacher_token_logp=logp(theirs),
+            np.zeros(9), np.ones((9, 2), bool), old_logp=old, teacher_token_logp=logp(theirs),
             discount=discount,
         )  # fmt: skip
         return -jnp.sum(jnp.exp(old.sum(-1)) * jnp.sum(advantages * logp(params), -1))
@@ -109,14 +109,14 @@ def test_without_a_teacher_or_a_share_the_advantages_stay():
     out = rlsd(BEFORE, MASK, **(arrays | some))
     np.testing.assert_allclose(out[1], plain[1], rtol=1e-6)
     assert np.abs(out[0] - plain[0]).max() > 0.01
-    share = jnp.full((1, 1), 0.25)  # as an extra of a batch
+    share = np.full((1, 1), 0.25)  # as an extra of a batch
     np.testing.assert_array_equal(
         rlsd(BEFORE, MASK, lam=share, **arrays), rlsd(BEFORE, MASK, lam=0.25, **arrays)
     )
     certain = rlsd(
-        jnp.ones(1), jnp.ones((1, 2), bool), has_teacher=None, lam=1.0,
-        old_logp=jnp.array([[-jnp.inf, -1.0]]),
-        teacher_token_logp=jnp.array([[-jnp.inf, -jnp.inf]]),
+        np.ones(1), np.ones((1, 2), bool), has_teacher=None, lam=1.0,
+        old_logp=np.array([[-np.inf, -1.0]]),
+        teacher_token_logp=np.array([[-np.inf, -np.inf]]),
     )  # fmt: skip
     np.testing.assert_allclose(certain, [[1.0, 0.8]], rtol=1e-6)
 

@@ -8,8 +8,8 @@ from rows import for_each
 from jaxrl_llm import advantages as adv
 from jaxrl_llm.surrogates import hapo
 
-WORKED = jnp.array([0.1, 0.2, 0.4, 0.8, 1.6])
-JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
+WORKED = np.array([0.1, 0.2, 0.4, 0.8, 1.6])
+JUNK = (np.nan, np.inf, -np.inf, 1e4)
 signal_of = jax.jit(adv.entropy_signal, static_argnames="quantile")
 token_grpo = jax.jit(adv.token_grpo)
 reshaped = jax.jit(adv.entropy_reshaping, static_argnames="floor")
@@ -19,17 +19,15 @@ reshaped = jax.jit(adv.entropy_reshaping, static_argnames="floor")
 
 
 def test_the_worked_signal():
-    signal, stats = signal_of(WORKED, jnp.ones(5, bool))
+    signal, stats = signal_of(WORKED, np.ones(5, bool))
     np.testing.assert_allclose(signal, [-1, -2 / 3, -1 / 3, 0, 1], atol=1e-5)
     np.testing.assert_allclose(stats, [np.log(0.8), 1.200566, 0.577350, 1.732051], atol=1e-5)
     # The bounds that the surrogate makes of it.
-    ratio = jnp.array([0.61, 0.59, 1.55, 1.57])
-    h = jnp.array([-1.0, -1.0, 1.0, 1.0])
+    ratio = np.array([0.61, 0.59, 1.55, 1.57])
+    h = np.array([-1.0, -1.0, 1.0, 1.0])
     rising = jnp.where(h > 0, 1.0, -1.0)
     slope = jax.grad(
-        lambda x: hapo(
-            jnp.log(x), jnp.zeros(4), rising, jnp.ones(4, bool), signal=h, beta=0.0
-        ).sum()
+        lambda x: hapo(jnp.log(x), np.zeros(4), rising, np.ones(4, bool), signal=h, beta=0.0).sum()
     )(ratio)
     assert (slope != 0).tolist() == [True, False, True, False]  # 1 - 0.4, 1 + 0.56
 
@@ -59,28 +57,28 @@ def test_the_signal_equals_float64(quantile, seed):
 
 
 def test_a_batch_without_tokens_has_no_signal():
-    empty = adv.entropy_signal(WORKED, jnp.zeros(5, bool))
+    empty = adv.entropy_signal(WORKED, np.zeros(5, bool))
     assert not empty.signal.any() and float(empty.stats.high) == 0.0
-    assert not adv.entropy_signal(jnp.ones(5), jnp.ones(5, bool)).signal.any()
+    assert not adv.entropy_signal(np.ones(5), np.ones(5, bool)).signal.any()
 
 
 def test_temperatures_follow_the_signal_of_the_last_step():
-    signal, stats = signal_of(WORKED, jnp.ones(5, bool))
+    signal, stats = signal_of(WORKED, np.ones(5, bool))
     again = adv.signal_temperature(WORKED, stats, base=0.8, tau=0.1)
     np.testing.assert_allclose(again, 0.8 * (1 + 0.1 * signal), rtol=1e-5)
-    far = adv.signal_temperature(jnp.array([0.0, 100.0]), stats, tau=0.1)
+    far = adv.signal_temperature(np.array([0.0, 100.0]), stats, tau=0.1)
     np.testing.assert_allclose(far, [0.9, 1.1], rtol=1e-5)
-    zero = adv.EntropyStats(*jnp.zeros(4))
+    zero = adv.EntropyStats(*np.zeros(4))
     assert adv.signal_temperature(WORKED, zero).tolist() == [1.0] * 5
 
 
 def test_a_mean_over_tokens():
-    mask = jnp.arange(6) < jnp.array([[2], [6]])
-    ours = token_grpo(jnp.array([1.0, 0.0]), mask)
+    mask = np.arange(6) < np.array([[2], [6]])
+    ours = token_grpo(np.array([1.0, 0.0]), mask)
     np.testing.assert_allclose(ours, [1.732047, -0.577349], atol=1e-5)
     assert abs(float((mask * ours[:, None]).sum())) < 1e-5
-    even = token_grpo(jnp.array([1.0, 0.0, 0.0]), jnp.ones((3, 4), bool))
-    np.testing.assert_allclose(even, adv.grpo(jnp.array([1.0, 0.0, 0.0]), ddof=0), atol=1e-5)
+    even = token_grpo(np.array([1.0, 0.0, 0.0]), np.ones((3, 4), bool))
+    np.testing.assert_allclose(even, adv.grpo(np.array([1.0, 0.0, 0.0]), ddof=0), atol=1e-5)
 
 
 def numpy_token_grpo(rewards, lengths, where):
@@ -114,58 +112,58 @@ def test_the_mean_over_tokens_equals_float64_and_falls_back():
 
 
 def test_a_rollout_without_tokens_has_no_advantage():
-    mask = jnp.arange(4) < jnp.array([[2], [3], [0]])
+    mask = np.arange(4) < np.array([[2], [3], [0]])
     for rewards in ([1.0, 1.0, 0.0], [0.1, 0.1, 0.7], [1.0, 0.0, 0.5]):
-        out = adv.token_grpo(jnp.array(rewards), mask)
-        alone = adv.token_grpo(jnp.array(rewards[:2]), mask[:2])
+        out = adv.token_grpo(np.array(rewards), mask)
+        alone = adv.token_grpo(np.array(rewards[:2]), mask[:2])
         np.testing.assert_allclose(out, [*alone, 0.0], rtol=1e-6)
 
     def total(rewards):
         return adv.token_grpo(rewards, mask).sum()
 
-    for rewards in (jnp.ones(3), jnp.array([1.0, 1.0, 0.0])):
+    for rewards in (np.ones(3), np.array([1.0, 1.0, 0.0])):
         np.testing.assert_array_equal(jax.grad(total)(rewards), np.zeros(3))
 
 
 def test_certain_answers_count_for_more():
-    entropy, mask = jnp.array([[0.2], [0.4], [0.6]]), jnp.ones((3, 1), bool)
-    advantages = jnp.array([2.0, -0.5, -0.5])
+    entropy, mask = np.array([[0.2], [0.4], [0.6]]), np.ones((3, 1), bool)
+    advantages = np.array([2.0, -0.5, -0.5])
     np.testing.assert_allclose(
         reshaped(advantages, mask, old_entropy=entropy), [3.0, -0.5, -0.25], atol=1e-6
     )
-    ones = reshaped(jnp.ones(3), mask, old_entropy=entropy)
+    ones = reshaped(np.ones(3), mask, old_entropy=entropy)
     np.testing.assert_allclose(ones.mean(), 1.0, rtol=1e-6)
     scaled = reshaped(advantages, mask, old_entropy=7.0 * entropy)
     np.testing.assert_allclose(scaled, [3.0, -0.5, -0.25], atol=1e-5)
-    same = reshaped(advantages, mask, old_entropy=jnp.full((3, 1), 0.3))
+    same = reshaped(advantages, mask, old_entropy=np.full((3, 1), 0.3))
     np.testing.assert_allclose(same, advantages, rtol=1e-6)
     none = reshaped(advantages, mask, old_entropy=0.0 * entropy)
     np.testing.assert_array_equal(none, advantages)
 
 
 def test_a_floor_keeps_the_sign():
-    entropy, mask = jnp.array([[0.1], [0.1], [1.0]]), jnp.ones((3, 1), bool)
-    literal = reshaped(jnp.ones(3), mask, old_entropy=entropy, floor=None)
+    entropy, mask = np.array([[0.1], [0.1], [1.0]]), np.ones((3, 1), bool)
+    literal = reshaped(np.ones(3), mask, old_entropy=entropy, floor=None)
     np.testing.assert_allclose(literal[2], -0.5, rtol=1e-5)
-    assert float(reshaped(jnp.ones(3), mask, old_entropy=entropy)[2]) == 0.0
+    assert float(reshaped(np.ones(3), mask, old_entropy=entropy)[2]) == 0.0
 
 
 def test_factors_have_the_mean_one_unless_a_floor_raises_them():
-    mask, entropy = jnp.ones((3, 1), bool), jnp.array([[0.1], [0.1], [1.0]])
+    mask, entropy = np.ones((3, 1), bool), np.array([[0.1], [0.1], [1.0]])
     for floor, mean in ((None, 1.0), (0.0, 1.75 * 2 / 3)):
-        factors = reshaped(jnp.ones(3), mask, old_entropy=entropy, floor=floor)
+        factors = reshaped(np.ones(3), mask, old_entropy=entropy, floor=floor)
         np.testing.assert_allclose(factors.mean(), mean, rtol=1e-5)
 
 
 @for_each("junk", JUNK)
 def test_dropped_rollouts_and_tokens_are_not_read(junk):
-    mask = jnp.array([[True, False], [True, True], [True, True]])
-    entropy = jnp.array([[0.2, junk], [0.4, 0.8], [junk, junk]])
-    where = jnp.array([True, True, False])
-    ours = reshaped(jnp.array([1.0, 1.0, junk]), mask, old_entropy=entropy, where=where)
+    mask = np.array([[True, False], [True, True], [True, True]])
+    entropy = np.array([[0.2, junk], [0.4, 0.8], [junk, junk]])
+    where = np.array([True, True, False])
+    ours = reshaped(np.array([1.0, 1.0, junk]), mask, old_entropy=entropy, where=where)
     np.testing.assert_allclose(ours, [1.5, 0.5, 0.0], rtol=1e-5)
-    bonus = jnp.array([1.0, 1.0, junk])
-    raised = adv.bounded_bonus(jnp.array([1.0, 1.0, junk]), mask, bonus=bonus, where=where)
+    bonus = np.array([1.0, 1.0, junk])
+    raised = adv.bounded_bonus(np.array([1.0, 1.0, junk]), mask, bonus=bonus, where=where)
     assert raised.tolist() == [1.5, 1.5, 0.0]
 
 

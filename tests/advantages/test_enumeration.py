@@ -95,7 +95,7 @@ def test_the_bias_of_the_specification():
     totals = {False: 0.0, True: 0.0}
     for c in range(n + 1):
         chance = math.comb(n, c) * p**c * (1 - p) ** (n - c)
-        rewards = (jnp.arange(n) < c).astype(jnp.float32)
+        rewards = (np.arange(n) < c).astype(jnp.float32)
         score = np.where(np.arange(n) < c, 1 / p, -1 / (1 - p))
         for loo in totals:
             totals[loo] += chance * float(np.mean(np.asarray(pkpo(rewards, k=k, loo=loo)) * score))

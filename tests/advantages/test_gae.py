@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import put
 from jax.test_util import check_grads
 from rows import for_each
 
@@ -88,14 +89,14 @@ def test_lambda_grows_with_the_length_of_the_response(alpha):
 
 def test_a_long_response_has_a_lambda_of_its_length():
     # VAPO's alpha: at 1,000 tokens a lambda of 0.98, at 20 and fewer the one-step error.
-    mask = jnp.arange(1000) < jnp.array([[1000], [20], [7]])
-    rewards = terminal_rewards(jnp.ones(3), mask)
-    found = length_adaptive_gae(rewards, jnp.zeros(mask.shape), mask)
+    mask = np.arange(1000) < np.array([[1000], [20], [7]])
+    rewards = terminal_rewards(np.ones(3), mask)
+    found = length_adaptive_gae(rewards, np.zeros(mask.shape), mask)
     np.testing.assert_allclose(found[0, 900], 0.98**99, rtol=1e-4)
     np.testing.assert_array_equal(found[1:], rewards[1:])
     # A correction that rejects half of the tokens makes no response shorter.
-    half = mask & (jnp.arange(1000) >= 500)
-    found = length_adaptive_gae(rewards, jnp.zeros(mask.shape), half, response_mask=mask)
+    half = mask & (np.arange(1000) >= 500)
+    found = length_adaptive_gae(rewards, np.zeros(mask.shape), half, response_mask=mask)
     np.testing.assert_allclose(found[0, 900], 0.98**99, rtol=1e-4)
 
 
@@ -116,11 +117,11 @@ def test_ppo_is_a_chain():
 
 
 def test_a_large_token_reward_stays_whole():
-    rewards, mask = jnp.array([[0.0, 50.0, 0.0, 50.0]]), jnp.ones((1, 4), bool)
+    rewards, mask = np.array([[0.0, 50.0, 0.0, 50.0]]), np.ones((1, 4), bool)
     options = {"gamma": 1.0, "lam": 1.0}
-    to_go = compiled(rewards, jnp.zeros((1, 4)), mask, **options)
+    to_go = compiled(rewards, np.zeros((1, 4)), mask, **options)
     np.testing.assert_array_equal(to_go, [[100.0, 100.0, 50.0, 50.0]])
-    cut = compiled(rewards, jnp.zeros((1, 4)), mask, **options, bootstrap_value=jnp.array([30.0]))
+    cut = compiled(rewards, np.zeros((1, 4)), mask, **options, bootstrap_value=np.array([30.0]))
     np.testing.assert_array_equal(cut, [[130.0, 130.0, 80.0, 80.0]])
 
 
@@ -135,19 +136,19 @@ def test_lambda_one_is_the_return_minus_the_value():
 
 
 def test_a_perfect_critic_leaves_no_advantage():
-    mask = jnp.arange(4) < jnp.array([[4], [2]])
-    rewards = jnp.array([1.0, 0.5])
+    mask = np.arange(4) < np.array([[4], [2]])
+    rewards = np.array([1.0, 0.5])
     values = jnp.where(mask, rewards[:, None], 7.0)
     assert not compiled(terminal_rewards(rewards, mask), values, mask).any()
 
 
 def test_gaps_cost_nothing():
-    mask = jnp.array([[False, True, True, False, True, False]])
-    tokens = jnp.array([1, 2, 4])
-    rewards, values = jnp.array([[0.5, -1.0, 1.0]]), jnp.array([[0.1, 0.2, 0.3]])
-    options = {"gamma": 0.9, "lam": 0.5, "bootstrap_value": jnp.array([2.0])}
-    dense = gae(rewards, values, jnp.ones((1, 3), bool), **options)
-    spread = [jnp.full((1, 6), jnp.nan).at[0, tokens].set(x[0]) for x in (rewards, values)]
+    mask = np.array([[False, True, True, False, True, False]])
+    tokens = np.array([1, 2, 4])
+    rewards, values = np.array([[0.5, -1.0, 1.0]]), np.array([[0.1, 0.2, 0.3]])
+    options = {"gamma": 0.9, "lam": 0.5, "bootstrap_value": np.array([2.0])}
+    dense = gae(rewards, values, np.ones((1, 3), bool), **options)
+    spread = [put(np.full((1, 6), np.nan), np.s_[0, tokens], x[0]) for x in (rewards, values)]
     gapped = gae(*spread, mask, **options)
     np.testing.assert_array_equal(gapped[mask], dense[0])
     assert not gapped[~mask].any()
@@ -181,23 +182,23 @@ def test_gradient_equals_finite_differences():
 
 
 def test_empty_rollouts_and_batches():
-    empty = jnp.zeros((2, 3), bool)
-    values = jnp.full((2, 3), jnp.nan)
-    assert not compiled(terminal_rewards(jnp.ones(2), empty), values, empty).any()
-    assert gae(jnp.zeros((2, 0)), jnp.zeros((2, 0)), jnp.zeros((2, 0), bool)).shape == (2, 0)
-    half = jnp.ones((2, 3), jnp.bfloat16)
-    assert compiled(half, half, jnp.ones((2, 3), bool)).dtype == jnp.float32
+    empty = np.zeros((2, 3), bool)
+    values = np.full((2, 3), np.nan)
+    assert not compiled(terminal_rewards(np.ones(2), empty), values, empty).any()
+    assert gae(np.zeros((2, 0)), np.zeros((2, 0)), np.zeros((2, 0), bool)).shape == (2, 0)
+    half = np.ones((2, 3), jnp.bfloat16)
+    assert compiled(half, half, np.ones((2, 3), bool)).dtype == jnp.float32
 
 
-X, MASK = jnp.ones((2, 3)), jnp.ones((2, 3), bool)
+X, MASK = np.ones((2, 3)), np.ones((2, 3), bool)
 
 
 @for_each(
     ("error", "match", "arrays", "options"),
     [
-        (ValueError, r"mask \(2, 3\).*values|values \(2, 2\)", (X, jnp.ones((2, 2)), MASK), {}),
+        (ValueError, r"mask \(2, 3\).*values|values \(2, 2\)", (X, np.ones((2, 2)), MASK), {}),
         (ValueError, "values is None", (X, None, MASK), {}),
-        (TypeError, "values must be floating point", (X, jnp.ones((2, 3), int), MASK), {}),
+        (TypeError, "values must be floating point", (X, np.ones((2, 3), int), MASK), {}),
         (ValueError, r"lam must be in \[0, 1\]", (X, X, MASK), {"lam": 1.01}),
         (
             ValueError,

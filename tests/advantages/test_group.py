@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from cheap import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -52,7 +52,7 @@ def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton
     ],
 )
 def test_worked_numbers(rewards, options, expected):
-    advantages = compiled(jnp.array(rewards, jnp.float32), **options)
+    advantages = compiled(np.array(rewards, jnp.float32), **options)
     np.testing.assert_allclose(advantages, expected, atol=1.2e-6)
 
 
@@ -103,7 +103,7 @@ def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, sing
     np.testing.assert_allclose(got, other_baselines(rewards, where, **options), atol=2e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rewards", "options", "expected"),
     [
         (
@@ -131,7 +131,7 @@ def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, sing
     ],
 )
 def test_worked_numbers_of_other_baselines(rewards, options, expected):
-    rewards = jnp.array(rewards, jnp.float32)
+    rewards = np.array(rewards, jnp.float32)
     np.testing.assert_allclose(compiled(rewards, **options), expected, atol=3e-6)
     slope = jax.grad(lambda r: (grpo(r, **options) * r).sum())(rewards)
     assert np.isfinite(slope).all()
@@ -162,7 +162,7 @@ def test_equals_the_float64_reference(scale, ddof, singleton, masked):
 
 def test_batch_scale_uses_the_deviation_of_the_raw_rewards():
     # Two groups far apart: the raw deviation sees the distance, the centered one does not.
-    rewards = jnp.array([[0.0, 1.0], [10.0, 11.0]])
+    rewards = np.array([[0.0, 1.0], [10.0, 11.0]])
     std = np.std([0.0, 1.0, 10.0, 11.0], ddof=1)
     np.testing.assert_allclose(
         compiled(rewards, scale="batch")[0], [-0.5 / std, 0.5 / std], rtol=1e-5
@@ -170,7 +170,7 @@ def test_batch_scale_uses_the_deviation_of_the_raw_rewards():
 
 
 def test_batch_scale_gives_every_leading_axis_one_deviation():
-    rewards = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    rewards = normal(0, (2, 3, 4))
     np.testing.assert_allclose(
         compiled(rewards, scale="batch").reshape(6, 4),
         compiled(rewards.reshape(6, 4), scale="batch"),
@@ -179,12 +179,12 @@ def test_batch_scale_gives_every_leading_axis_one_deviation():
 
 
 def test_no_scale_is_dr_grpo():
-    rewards = jax.random.normal(jax.random.key(1), (4, 5))
+    rewards = normal(1, (4, 5))
     np.testing.assert_array_equal(grpo(rewards, scale="none"), dr_grpo(rewards))
 
 
 def test_raw_singleton_counts_the_mean_as_zero_and_the_deviation_as_one():
-    rewards, where = jnp.array([[3.0, 7.0]]), jnp.array([[True, False]])
+    rewards, where = np.array([[3.0, 7.0]]), np.array([[True, False]])
     assert grpo(rewards, where=where).tolist() == [[0.0, 0.0]]
     np.testing.assert_allclose(
         compiled(rewards, where=where, singleton="raw", eps=0.5), [[2.0, 0.0]], rtol=1e-6
@@ -192,7 +192,7 @@ def test_raw_singleton_counts_the_mean_as_zero_and_the_deviation_as_one():
 
 
 def test_raw_singletons_of_a_batch_without_spread_are_not_blown_up():
-    rewards = jnp.full((3, 1), 0.1)
+    rewards = np.full((3, 1), 0.1)
     np.testing.assert_allclose(
         compiled(rewards, scale="batch", singleton="raw"), np.full((3, 1), 0.1), rtol=1e-5
     )
@@ -200,14 +200,14 @@ def test_raw_singletons_of_a_batch_without_spread_are_not_blown_up():
 
 def test_a_tiny_spread_around_a_large_reward_survives_float32():
     # E[x^2] - E[x]^2 would cancel to nothing here; two passes do not.
-    rewards = jnp.array([1000.0, 1000.0, 1000.0, 1000.25])
+    rewards = np.array([1000.0, 1000.0, 1000.0, 1000.25])
     np.testing.assert_allclose(compiled(rewards), [-0.5, -0.5, -0.5, 1.5], atol=1e-4)
 
 
 def test_only_the_batch_scale_communicates_on_a_mesh():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    rewards = jax.device_put(jax.random.normal(jax.random.key(2), (16, 4)), sharding)
+    rewards = jax.device_put(normal(2, (16, 4)), sharding)
 
     def collectives(scale):
         compiled = jax.jit(lambda r: grpo(r, scale=scale)).lower(rewards).compile()
@@ -223,7 +223,7 @@ def test_only_the_batch_scale_communicates_on_a_mesh():
 
 
 def test_dr_grpo_worked_numbers():
-    assert dr_grpo(jnp.array([1.0, 0.0, 0.0, 0.0])).tolist() == [0.75, -0.25, -0.25, -0.25]
+    assert dr_grpo(np.array([1.0, 0.0, 0.0, 0.0])).tolist() == [0.75, -0.25, -0.25, -0.25]
 
 
 def test_dr_grpo_equals_the_float64_reference_with_dropped_rollouts():
@@ -239,8 +239,8 @@ def test_dr_grpo_equals_the_float64_reference_with_dropped_rollouts():
 
 @for_each("kept", [2, 3, 7])
 def test_dr_grpo_is_rloo_times_n_minus_one_over_n(kept):
-    rewards = jax.random.normal(jax.random.key(kept), (3, 7))
-    where = jnp.broadcast_to(jnp.arange(7) < kept, (3, 7))
+    rewards = normal(kept, (3, 7))
+    where = np.broadcast_to(np.arange(7) < kept, (3, 7))
     np.testing.assert_allclose(
         dr_grpo(rewards, where=where),
         rloo(rewards, where=where) * (kept - 1) / kept,
@@ -250,13 +250,13 @@ def test_dr_grpo_is_rloo_times_n_minus_one_over_n(kept):
 
 
 def test_dr_grpo_scales_with_the_rewards_where_grpo_does_not():
-    rewards = jnp.array([1.0, 0.0, 0.5, 0.0])
+    rewards = np.array([1.0, 0.0, 0.5, 0.0])
     np.testing.assert_allclose(dr_grpo(4 * rewards), 4 * dr_grpo(rewards), rtol=1e-6)
     np.testing.assert_allclose(grpo(4 * rewards), grpo(rewards), rtol=1e-5)
 
 
 def test_dr_grpo_raw_singleton_keeps_its_reward():
-    rewards, where = jnp.array([[3.0, jnp.nan]]), jnp.array([[True, False]])
+    rewards, where = np.array([[3.0, np.nan]]), np.array([[True, False]])
     assert dr_grpo(rewards, where=where, singleton="raw").tolist() == [[3.0, 0.0]]
     assert dr_grpo(rewards, where=where).tolist() == [[0.0, 0.0]]
 
@@ -264,7 +264,7 @@ def test_dr_grpo_raw_singleton_keeps_its_reward():
 def test_rloo_worked_numbers():
     third = 1.0 / 3.0
     np.testing.assert_allclose(
-        rloo(jnp.array([1.0, 0.0, 0.0, 0.0])), [1.0, -third, -third, -third], rtol=1e-6
+        rloo(np.array([1.0, 0.0, 0.0, 0.0])), [1.0, -third, -third, -third], rtol=1e-6
     )
 
 
@@ -282,7 +282,7 @@ def test_rloo_is_the_reward_minus_the_mean_of_the_others():
 
 
 def test_rloo_tends_to_dr_grpo_in_a_large_group():
-    rewards = jax.random.normal(jax.random.key(0), (1, 4096))
+    rewards = normal(0, (1, 4096))
     np.testing.assert_allclose(rloo(rewards), dr_grpo(rewards), rtol=1e-3)
 
 
@@ -307,8 +307,8 @@ def test_rloo_the_policy_gradient_is_unbiased_on_a_three_armed_bandit(size):
 
 
 def test_rloo_raw_singleton_keeps_its_reward():
-    assert rloo(jnp.array([[3.0]]), singleton="raw").tolist() == [[3.0]]
-    assert rloo(jnp.array([[3.0]])).tolist() == [[0.0]]
+    assert rloo(np.array([[3.0]]), singleton="raw").tolist() == [[3.0]]
+    assert rloo(np.array([[3.0]])).tolist() == [[0.0]]
 
 
 SHAPE = (3, 4)
@@ -328,8 +328,8 @@ def split_reference(rewards, steered, where):
 
 def test_grpo_split_worked_numbers():
     # Only the teachers are right: rollouts of the policy get exactly 0, the teachers' 1.
-    rewards = jnp.array([0.0, 0.0, 1.0, 1.0])
-    out = grpo_split(rewards, steered=jnp.array([False, False, True, True]))
+    rewards = np.array([0.0, 0.0, 1.0, 1.0])
+    out = grpo_split(rewards, steered=np.array([False, False, True, True]))
     np.testing.assert_array_equal(out, [0.0, 0.0, 1.0, 1.0])
 
 
@@ -353,18 +353,18 @@ def test_grpo_split_without_a_guide_it_is_dr_grpo(rewards, where):
 
 @for_each("value", [0.1, 1.1, -3.3])
 def test_grpo_split_rollouts_of_the_policy_that_agree_get_exactly_zero(value):
-    rewards = jnp.array([value, value, value, 2.0])
-    out = grpo_split(rewards, steered=jnp.array([False, False, False, True]))
+    rewards = np.array([value, value, value, 2.0])
+    out = grpo_split(rewards, steered=np.array([False, False, False, True]))
     assert not np.any(out[:3])
     np.testing.assert_allclose(out[3], 2.0 - value, rtol=1e-6)
 
 
 def test_grpo_split_bfloat16_rewards():
-    rewards = jnp.ones((2, 3), jnp.bfloat16)
-    assert grpo_split(rewards, steered=jnp.zeros((2, 3), bool)).dtype == jnp.float32
+    rewards = np.ones((2, 3), jnp.bfloat16)
+    assert grpo_split(rewards, steered=np.zeros((2, 3), bool)).dtype == jnp.float32
 
 
 def test_a_group_of_equal_rewards_has_no_signal_for_the_guide_either():
-    steered = jnp.array([False, False, False, True])
-    assert grpo_split(jnp.full(4, 0.1), steered=steered).tolist() == [0.0] * 4
-    assert grpo_split(jnp.full(4, 0.1), steered=jnp.ones(4, bool)).tolist() == [np.float32(0.1)] * 4
+    steered = np.array([False, False, False, True])
+    assert grpo_split(np.full(4, 0.1), steered=steered).tolist() == [0.0] * 4
+    assert grpo_split(np.full(4, 0.1), steered=np.ones(4, bool)).tolist() == [np.float32(0.1)] * 4

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import put
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
@@ -38,7 +39,7 @@ CROSS = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]], np.float32)
     ],
 )
 def test_worked_ranks(hidden, rank):
-    assert float(adv.effective_rank(hidden, jnp.ones(len(hidden), bool))) == pytest.approx(
+    assert float(adv.effective_rank(hidden, np.ones(len(hidden), bool))) == pytest.approx(
         rank, abs=1e-4
     )
 
@@ -48,14 +49,14 @@ def test_a_rank_knows_no_origin_scale_or_direction():
     hidden = rng.normal(size=(6, 4)).astype(np.float32)
     turn, _ = np.linalg.qr(rng.normal(size=(4, 4)))
     moved = (3.0 * hidden @ turn + rng.normal(size=4)).astype(np.float32)
-    mask = jnp.ones(6, bool)
+    mask = np.ones(6, bool)
     rank = adv.effective_rank(hidden, mask)
     np.testing.assert_allclose(adv.effective_rank(moved, mask), rank, rtol=1e-4)
     np.testing.assert_allclose(rank, numpy_rank(np.float64(hidden)), rtol=1e-4)
     assert 1.0 <= rank <= 4.0
 
 
-@pytest.mark.parametrize("dimension", [3, 12])
+@for_each("dimension", [3, 12])
 def test_growth_equals_float64(dimension):
     rng = np.random.default_rng(1)
     hidden = rng.normal(size=(5, 11, dimension)).astype(np.float32)
@@ -76,32 +77,32 @@ def test_the_worked_differences():
     m = [2.0, 3.0, 5.0, 4.0]
     d = [m[j] - np.mean(m[:j]) for j in (1, 2, 3)]
     np.testing.assert_allclose([np.mean(d), np.mean(np.diff(d))], [1.388889, -0.166667], atol=1e-6)
-    short = adv.rank_growth(jnp.asarray(CROSS), jnp.ones(4, bool), stride=2)
+    short = adv.rank_growth(jnp.asarray(CROSS), np.ones(4, bool), stride=2)
     assert float(short.velocity) == float(short.acceleration) == 0.0
 
 
 def test_the_worked_bonus():
-    growth = adv.RankGrowth(jnp.array(4.0), jnp.array(1.0), jnp.array(0.2))
-    baseline = adv.RankBaseline(jnp.array(3.0), jnp.array(0.5), jnp.array(0.1), jnp.array(1))
+    growth = adv.RankGrowth(np.array(4.0), np.array(1.0), np.array(0.2))
+    baseline = adv.RankBaseline(np.array(3.0), np.array(0.5), np.array(0.1), np.array(1))
     bonus = adv.rank_bonus(growth, baseline)
     np.testing.assert_allclose(bonus, 0.373972, atol=1e-5)
     raised = adv.bounded_bonus(
-        jnp.array([1.0, -1.0, 0.2, 0.0]), jnp.ones((4, 1), bool), bonus=jnp.full(4, bonus)
+        np.array([1.0, -1.0, 0.2, 0.0]), np.ones((4, 1), bool), bonus=np.full(4, bonus)
     )
     np.testing.assert_allclose(raised, [1.373972, -0.626028, 0.3, 0.0], atol=1e-5)
-    nothing = adv.bounded_bonus(jnp.ones(2), jnp.ones((2, 1), bool), bonus=-jnp.ones(2))
+    nothing = adv.bounded_bonus(np.ones(2), np.ones((2, 1), bool), bonus=-np.ones(2))
     assert nothing.tolist() == [1.0, 1.0]
     assert float(adv.rank_bonus(growth, adv.rank_baseline_init())) == 0.0
 
 
 def test_the_baseline_starts_at_the_first_mean_and_moves():
     def growth(*values):
-        return adv.RankGrowth(*(scale * jnp.array(values) for scale in (1.0, 0.1, -0.5)))
+        return adv.RankGrowth(*(scale * np.array(values) for scale in (1.0, 0.1, -0.5)))
 
     state = adv.rank_baseline_init()
-    empty = jnp.zeros(2, bool)
-    assert int(adv.rank_baseline_update(state, growth(1.0, jnp.nan), where=empty).steps) == 0
-    state = adv.rank_baseline_update(state, growth(1.0, 3.0, jnp.nan), where=jnp.arange(3) < 2)
+    empty = np.zeros(2, bool)
+    assert int(adv.rank_baseline_update(state, growth(1.0, np.nan), where=empty).steps) == 0
+    state = adv.rank_baseline_update(state, growth(1.0, 3.0, np.nan), where=np.arange(3) < 2)
     state = adv.rank_baseline_update(state, growth(4.0, 4.0))
     np.testing.assert_allclose(state[:3], [2.6, 0.26, -1.3], rtol=1e-6)
     assert int(state.steps) == 2
@@ -110,7 +111,7 @@ def test_the_baseline_starts_at_the_first_mean_and_moves():
 def test_rank_shaping_is_the_bounded_bonus_against_the_batches_before():
     rng = np.random.default_rng(0)
     shaping = adv.rank_shaping(rate=0.5, cap=2.0)
-    mask, where = jnp.ones((2, 3, 4), bool), jnp.ones((2, 3), bool).at[1, 2].set(False)
+    mask, where = np.ones((2, 3, 4), bool), put(np.ones((2, 3), bool), np.s_[1, 2], False)
     advantages, state = jnp.asarray(rng.normal(size=(2, 3)), jnp.float32), shaping.init()
     baseline = adv.rank_baseline_init()
     for step in range(3):

@@ -1,9 +1,10 @@
 """Hierarchical advantages: worked numbers, a loop over segments in float64, laws."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import put
+from rows import for_each
 
 from jaxrl_llm import advantages as adv
 
@@ -35,10 +36,10 @@ def loop(r, v, w, u, switch, truncated, gamma, action_lam, subgoal_lam):
 
 
 def test_worked_numbers():
-    r, v = jnp.array([[0.0, 0, 0, 1]]), jnp.array([[0.2, 0.3, 0.5, 0.6]])
-    w = jnp.array([[0.25, jnp.nan, 0.45, jnp.nan]])
+    r, v = np.array([[0.0, 0, 0, 1]]), np.array([[0.2, 0.3, 0.5, 0.6]])
+    w = np.array([[0.25, np.nan, 0.45, np.nan]])
     out = adv.hae(
-        r, v, w, jnp.zeros((1, 4)), jnp.array([[True, False, True, False]]), gamma=0.9,
+        r, v, w, np.zeros((1, 4)), np.array([[True, False, True, False]]), gamma=0.9,
         action_lam=0.8, subgoal_lam=0.5,
     )  # fmt: skip
     np.testing.assert_allclose(out.action, [[0.1456, 0.105, 0.328, 0.4]], atol=1e-6)
@@ -70,18 +71,18 @@ def test_without_a_switch_it_is_gae_and_with_every_switch_one_step():
     rng = np.random.default_rng(1)
     r, v, w = rng.normal(size=(3, 2, 5)).astype(np.float32)
     options = {"gamma": 0.9, "action_lam": 0.7}
-    none = adv.hae(r, v, w, w, jnp.zeros((2, 5), bool), **options)
-    plain = adv.gae(r, v, jnp.ones((2, 5), bool), gamma=0.9, lam=0.7)
+    none = adv.hae(r, v, w, w, np.zeros((2, 5), bool), **options)
+    plain = adv.gae(r, v, np.ones((2, 5), bool), gamma=0.9, lam=0.7)
     np.testing.assert_allclose(none.action, plain, atol=1e-5)
-    every = adv.hae(r, v, w, w, jnp.ones((2, 5), bool), **options)
+    every = adv.hae(r, v, w, w, np.ones((2, 5), bool), **options)
     after = np.append(w[:, 1:], np.zeros((2, 1)), -1)
     np.testing.assert_allclose(every.action, r + 0.9 * after - v, atol=1e-5)
 
 
 def test_perfect_critics_leave_nothing():
-    r = jnp.array([[0.0, 0, 1.0, 0.5]])
+    r = np.array([[0.0, 0, 1.0, 0.5]])
     v = adv.turn_returns(r, gamma=0.5)
-    out = adv.hae(r, v, v, v, jnp.array([[True, False, True, False]]), gamma=0.5)
+    out = adv.hae(r, v, v, v, np.array([[True, False, True, False]]), gamma=0.5)
     for x in (out.action, out.subgoal, out.switch):
         np.testing.assert_allclose(x, 0, atol=1e-6)
 
@@ -89,7 +90,7 @@ def test_perfect_critics_leave_nothing():
 def test_tokens_by_what_they_are_a_part_of():
     rng = np.random.default_rng(2)
     r, v, w, u = rng.normal(size=(4, 2, 3)).astype(np.float32)
-    credit = adv.hae(r, v, w, u, jnp.array([[True, False, True]] * 2))
+    credit = adv.hae(r, v, w, u, np.array([[True, False, True]] * 2))
     ids = np.repeat(np.arange(3), 4)[None].repeat(2, 0)
     roles = np.tile([3, 2, 1, 0], 3)[None].repeat(2, 0)
     mask = np.ones((2, 12), bool)
@@ -111,52 +112,56 @@ def test_tokens_by_what_they_are_a_part_of():
     assert float(plain.advantages[0, 2]) == pytest.approx(float(credit.action[0, 0]))
 
 
-@pytest.mark.parametrize("turns", [1, 3])
+@for_each("turns", [1, 3])
 def test_equal_advantages_normalize_to_zero(turns):
     """The mean of three 0.9 is not 0.9 in float32."""
-    x = jnp.full((3, turns), 0.9)
-    credit = adv.Hierarchy(x, x, x, x, x, x, jnp.ones(x.shape, bool))
-    ids = jnp.broadcast_to(jnp.arange(turns), x.shape)
+    x = np.full((3, turns), 0.9)
+    credit = adv.Hierarchy(x, x, x, x, x, x, np.ones(x.shape, bool))
+    ids = np.broadcast_to(np.arange(turns), x.shape)
     for role in (1, 2, 3):
-        out = adv.hae_tokens(credit, x > 0, turn_ids=ids, roles=jnp.full(x.shape, role))
+        out = adv.hae_tokens(credit, x > 0, turn_ids=ids, roles=np.full(x.shape, role))
         assert not out.advantages.any() and out.keep.all()
 
 
 def test_the_price_of_keeping_a_subgoal():
-    rewards = jnp.array([[0.0, 0.5, jnp.nan, 1.0], [2.0, jnp.nan, jnp.nan, jnp.nan]])
-    where = jnp.array([[True, True, False, True], [True, False, False, False]])
-    ids = jnp.array([[4, 4, 9, 5], [-1, 0, 0, 0]])
-    switches = jnp.zeros((2, 4), bool)
+    rewards = np.array([[0.0, 0.5, np.nan, 1.0], [2.0, np.nan, np.nan, np.nan]])
+    where = np.array([[True, True, False, True], [True, False, False, False]])
+    ids = np.array([[4, 4, 9, 5], [-1, 0, 0, 0]])
+    switches = np.zeros((2, 4), bool)
     # Three turns keep; the last writes another subgoal than the one before. One turn pays nothing.
     out = adv.hiper_rewards(rewards, switches=switches, subgoal_ids=ids, turn_where=where)
     np.testing.assert_allclose(out, [[-0.1, 0.4, 0, 0.6], [2, 0, 0, 0]], atol=1e-6)
     options = {"keep_penalty": 0.5, "per": "turn", "change_penalty": 0.0}
     out = adv.hiper_rewards(
-        rewards, switches=switches.at[0, 1].set(True), subgoal_ids=ids, turn_where=where, **options
+        rewards,
+        switches=put(switches, np.s_[0, 1], True),
+        subgoal_ids=ids,
+        turn_where=where,
+        **options,
     )
     np.testing.assert_allclose(out, [[-0.5, 0.5, 0, 0.5], [1.5, 0, 0, 0]], atol=1e-6)
     # A turn that switches may write what it likes, and so may one behind a turn without a subgoal.
     some = {"turn_where": where, "keep_penalty": 0.0}
     for changed in ({"switches": ~switches, "subgoal_ids": ids}, {"switches": switches,
-                    "subgoal_ids": ids.at[0, 1].set(-1)}):  # fmt: skip
+                    "subgoal_ids": put(ids, np.s_[0, 1], -1)}):  # fmt: skip
         out = adv.hiper_rewards(rewards, **changed, **some)
         np.testing.assert_allclose(out, np.where(where, rewards, 0))
 
 
 # Tokens of two turns: a switch, a subgoal, an action; then an action alone, an observation before.
-IDS = jnp.array([[0, 0, 0, 0, -1, 1, 1]])
-ROLES = jnp.array([[3, 2, 0, 1, 1, 1, 1]])
+IDS = np.array([[0, 0, 0, 0, -1, 1, 1]])
+ROLES = np.array([[3, 2, 0, 1, 1, 1, 1]])
 MASK = IDS >= 0
-TURNS = {"turn_ids": IDS, "token_roles": ROLES, "turn_where": jnp.array([[True, True]])}
+TURNS = {"turn_ids": IDS, "token_roles": ROLES, "turn_where": np.array([[True, True]])}
 
 
 def test_critics_are_read_behind_the_subgoal_and_at_the_first_tokens():
-    switches = jnp.array([[False, False]])
+    switches = np.array([[False, False]])
     out = adv.hiper_places(MASK, switches=switches, **TURNS)
     assert [np.flatnonzero(out[0, :, c]).tolist() for c in range(3)] == [[2, 5], [0], [0, 5]]
     # Without a subgoal it is behind the switch; where nothing comes behind it, at the first token.
-    roles = jnp.array([[0, 3, 1, 1, 2, 1, 2]])
-    turns = TURNS | {"token_roles": roles, "turn_where": jnp.array([[True, True]])}
+    roles = np.array([[0, 3, 1, 1, 2, 1, 2]])
+    turns = TURNS | {"token_roles": roles, "turn_where": np.array([[True, True]])}
     out = adv.hiper_places(MASK, switches=~switches, **turns)
     assert [np.flatnonzero(out[0, :, c]).tolist() for c in range(3)] == [[2, 5], [0, 5], [0, 5]]
     keep = adv.hiper_tokens(MASK, switches=switches, **turns)
@@ -164,18 +169,18 @@ def test_critics_are_read_behind_the_subgoal_and_at_the_first_tokens():
 
 
 def test_values_at_tokens_are_those_of_turns():
-    rewards, switches = jnp.array([[0.25, 1.0]]), jnp.array([[True, True]])
+    rewards, switches = np.array([[0.25, 1.0]]), np.array([[True, True]])
     values = np.full((1, 7, 3), np.nan, np.float32)
     for place, head, value in ((2, 0, 0.5), (5, 0, 0.75), (0, 1, 0.25), (5, 1, 0.125),
                                (0, 2, 0.1), (5, 2, 0.2)):  # fmt: skip
         values[0, place, head] = value
     options = {"gamma": 0.9, "action_lam": 0.8, "subgoal_lam": 0.5}
     of_turns = adv.hae(
-        rewards, jnp.array([[0.5, 0.75]]), jnp.array([[0.25, 0.125]]), jnp.array([[0.1, 0.2]]),
-        switches, truncated=jnp.array([True]), **options,
+        rewards, np.array([[0.5, 0.75]]), np.array([[0.25, 0.125]]), np.array([[0.1, 0.2]]),
+        switches, truncated=np.array([True]), **options,
     )  # fmt: skip
     wanted = adv.hae_tokens(of_turns, MASK, turn_ids=IDS, roles=ROLES)
-    taken = TURNS | {"switches": switches, "truncated": jnp.array([True])}
+    taken = TURNS | {"switches": switches, "truncated": np.array([True])}
     out = adv.hiper(rewards, values, MASK, **taken, **options)
     np.testing.assert_allclose(out, wanted.advantages, atol=1e-6)
     np.testing.assert_array_equal(adv.hiper_tokens(MASK, switches=switches, **TURNS), wanted.keep)
@@ -188,9 +193,9 @@ def test_values_at_tokens_are_those_of_turns():
 
 
 def test_bad_input():
-    x = jnp.ones((1, 2))
-    turns = TURNS | {"switches": jnp.ones((1, 2), bool)}
+    x = np.ones((1, 2))
+    turns = TURNS | {"switches": np.ones((1, 2), bool)}
     with pytest.raises(ValueError, match=r"hiper: old_values must have shape \(1, 7, 3\)"):
-        adv.hiper(x, jnp.zeros((1, 7, 2)), MASK, **turns)
+        adv.hiper(x, np.zeros((1, 7, 2)), MASK, **turns)
     with pytest.raises(TypeError, match="hiper_places: token_roles must hold integers"):
-        adv.hiper_places(MASK, **turns | {"token_roles": jnp.zeros((1, 7))})
+        adv.hiper_places(MASK, **turns | {"token_roles": np.zeros((1, 7))})

@@ -59,8 +59,8 @@ def test_without_a_difference_it_is_grpo():
 
 def test_a_hint_that_helps_weighs_the_exceptions():
     rewards, hinted = (
-        jnp.array([1.0, 0.0, 1.0, 0.0, 1.0]),
-        jnp.array([False, False, True, True, True]),
+        np.array([1.0, 0.0, 1.0, 0.0, 1.0]),
+        np.array([False, False, True, True, True]),
     )
     ours, plain = compiled(rewards, hinted=hinted), grpo(rewards)
     grown = jnp.abs(ours) > jnp.abs(plain)
@@ -77,33 +77,33 @@ def test_members_of_a_group_may_be_permuted():
 
 
 def test_hint_tokens_count_by_their_consistency():
-    mask = jnp.array([[True, True, True, True, False]])
-    hint = jnp.array([[True, True, False, False, False]])
-    entropy = jnp.array([[1.2, 0.1, 0.3, 0.5, jnp.nan]])
-    shaped = jax.jit(hint_consistency)(jnp.array([3.0]), mask, hint_mask=hint, old_entropy=entropy)
+    mask = np.array([[True, True, True, True, False]])
+    hint = np.array([[True, True, False, False, False]])
+    entropy = np.array([[1.2, 0.1, 0.3, 0.5, np.nan]])
+    shaped = jax.jit(hint_consistency)(np.array([3.0]), mask, hint_mask=hint, old_entropy=entropy)
     np.testing.assert_allclose(shaped, [[1.0, 0.75, 3.0, 3.0, 0.0]], rtol=1e-6)
-    silent = hint_consistency(jnp.array([3.0]), mask, hint_mask=hint, old_entropy=0.0 * mask)
+    silent = hint_consistency(np.array([3.0]), mask, hint_mask=hint, old_entropy=0.0 * mask)
     np.testing.assert_array_equal(silent, [[0.0, 0.0, 3.0, 3.0, 0.0]])
 
 
 def test_a_failed_rollout_does_not_blame_its_hint():
-    mask = jnp.array([[True, True, True, False]] * 2)
-    hint = jnp.array([[True, False, False, True]] * 2)
-    kept = jax.jit(hint_preservation)(jnp.array([2.0, -2.0]), mask, hint_mask=hint)
+    mask = np.array([[True, True, True, False]] * 2)
+    hint = np.array([[True, False, False, True]] * 2)
+    kept = jax.jit(hint_preservation)(np.array([2.0, -2.0]), mask, hint_mask=hint)
     assert kept.tolist() == [[2.0, 2.0, 2.0, 0.0], [0.0, -2.0, -2.0, 0.0]]
     assert traits_of(hint_preservation).token_values and traits_of(hint_consistency).token_values
 
 
 @for_each("junk", [np.nan, np.inf, -np.inf])
 def test_rewards_of_imitated_responses_are_not_read(junk):
-    imitated = jnp.array([False, False, True, False])
-    where = jnp.array([True, True, True, False])
+    imitated = np.array([False, False, True, False])
+    where = np.array([True, True, True, False])
 
     def total(rewards):
         advantages = grpo_imitating(rewards, imitated=imitated, where=where)
-        return advantages @ jnp.arange(1.0, 5.0), advantages
+        return advantages @ np.arange(1.0, 5.0), advantages
 
-    clean, read = (jnp.array([1.0, 0.0, x, x]) for x in (0.0, junk))
+    clean, read = (np.array([1.0, 0.0, x, x]) for x in (0.0, junk))
     (_, expected), slope = jax.value_and_grad(total, has_aux=True)(clean)
     (_, found), found_slope = jax.value_and_grad(total, has_aux=True)(read)
     np.testing.assert_array_equal(found, expected)

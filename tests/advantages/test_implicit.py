@@ -1,9 +1,7 @@
 """Implicit rewards of turns, credit of two levels, and the loss of their model."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 from rows import for_each
 
 from jaxrl_llm.advantages import implicit_turn_rewards, oprl, prime, rloo, two_level
@@ -77,7 +75,7 @@ def test_two_levels_equal_a_table_of_steps(base):
 
 
 def test_worked_numbers_and_the_base_algorithm():
-    rewards, none = jnp.array([1.0, 0.0, 0.0]), jnp.zeros((3, 2))
+    rewards, none = np.array([1.0, 0.0, 0.0]), np.zeros((3, 2))
     ours = levels(rewards, turn_rewards=none)
     np.testing.assert_allclose(ours, np.repeat([[1.0], [-0.5], [-0.5]], 2, axis=1), rtol=1e-6)
     prm, old, mask, turn_ids, rewards, where = arrays(2)
@@ -121,7 +119,7 @@ def test_the_loss_is_the_mean_over_all_pairs_of_the_batch(mean):
     assert not np.asarray(gradient)[~mask].any()
     equal = loss_of(prm, prm, mask, rewards, **options)
     np.testing.assert_allclose(equal, np.log(2), rtol=1e-6)
-    assert float(loss_of(prm, old, mask, jnp.ones((P, G)), **options)) == 0.0
+    assert float(loss_of(prm, old, mask, np.ones((P, G)), **options)) == 0.0
 
 
 of_tokens = jax.jit(prime, static_argnames=("beta", "alpha", "normalize"))
@@ -190,7 +188,7 @@ def test_normalized_process_rewards_have_no_scale():
     assert np.abs(np.subtract(*plain)).max() > 1.0
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@for_each("frozen", [True, False])
 def test_the_cross_entropy_is_that_of_each_outcome(frozen):
     prm, old, mask, _, rewards, where = arrays(8)
     rewards = np.where(rewards > 0, 1.0, 0.25).astype(np.float32)  # grades count in part

@@ -5,7 +5,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -45,19 +44,19 @@ def by_rows(function, rewards, where):
 
 
 def test_worked_numbers():
-    np.testing.assert_allclose(maxrl(jnp.array([1.0, 0, 0, 0])), [3, -1, -1, -1], atol=2e-5)
-    np.testing.assert_allclose(maxrl(jnp.array([1.0, 1, 0, 0])), [1, 1, -1, -1], atol=2e-5)
+    np.testing.assert_allclose(maxrl(np.array([1.0, 0, 0, 0])), [3, -1, -1, -1], atol=2e-5)
+    np.testing.assert_allclose(maxrl(np.array([1.0, 1, 0, 0])), [1, 1, -1, -1], atol=2e-5)
     for c, order, right, wrong in [
         (1, 1, 0.25, 0.0),
         (1, 2, 0.25, -0.166667),
         (1, 4, 0.25, -0.25),
         (0, 4, 0.25, -0.75),
     ]:
-        got = maclaurin_weights(jnp.array(c), jnp.array(4), order=order)
+        got = maclaurin_weights(np.array(c), np.array(4), order=order)
         np.testing.assert_allclose(got, [right, wrong], atol=1e-6)
 
 
-@pytest.mark.parametrize("scale", ["mean", "root"])
+@for_each("scale", ["mean", "root"])
 @quick
 @given(rewards=positive, where=kept)
 def test_maxrl_equals_float64(scale, rewards, where):
@@ -67,7 +66,7 @@ def test_maxrl_equals_float64(scale, rewards, where):
     np.testing.assert_allclose(got.sum(-1), 0.0, atol=2e-5)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 5, 9])
+@for_each("order", [1, 2, 3, 5, 9])
 @quick
 @given(rewards=binary, where=kept)
 def test_the_series_equals_float64(order, rewards, where):
@@ -92,7 +91,7 @@ def test_relations_to_the_others(rewards):
 
 
 def test_order_one_is_the_reward_itself_and_all_wrong_is_not_nothing():
-    rewards = jnp.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    rewards = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     np.testing.assert_array_equal(maclaurin(rewards, order=1), rewards)
     np.testing.assert_allclose(maclaurin(rewards, order=2)[1], -1.0)
     np.testing.assert_allclose(maclaurin(rewards, order=7)[1], -2.0)
@@ -113,7 +112,7 @@ def test_dropped_rewards_are_never_read_in_value_or_gradient(name):
     @jax.jit
     @jax.value_and_grad
     def both(rewards):
-        return jnp.sum(jnp.arange(15.0).reshape(SHAPE) * ALL[name](rewards, where=where))
+        return jnp.sum(np.arange(15.0).reshape(SHAPE) * ALL[name](rewards, where=where))
 
     value, gradient = both(clean)
     assert np.isfinite(gradient).all()
@@ -125,30 +124,30 @@ def test_dropped_rewards_are_never_read_in_value_or_gradient(name):
         assert not np.asarray(ALL[name](dirty, where=where))[~where].any()
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each("name", ALL)
 def test_dtypes_axes_and_kept_nan(name):
     function = jax.jit(ALL[name])
-    low = jnp.array([[1.0, 0.25, 0.75, 0.5]], jnp.bfloat16)
+    low = np.array([[1.0, 0.25, 0.75, 0.5]], jnp.bfloat16)
     assert function(low).dtype == jnp.float32
     np.testing.assert_array_equal(function(low), function(low.astype(jnp.float32)))
-    many = jax.random.uniform(jax.random.key(0), (2, 3, 4))
+    many = np.random.default_rng(0).random((2, 3, 4), np.float32)
     np.testing.assert_allclose(function(many)[1, 2], ALL[name](many[1, 2]), rtol=1e-5)
     for shape in ((0, 4), (4, 0), (4, 1)):
-        assert ALL[name](jnp.zeros(shape)).shape == shape
-    assert np.isnan(function(jnp.array([[1.0, jnp.nan, 0.0]]))).any()
+        assert ALL[name](np.zeros(shape)).shape == shape
+    assert np.isnan(function(np.array([[1.0, np.nan, 0.0]]))).any()
 
 
-@pytest.mark.parametrize("scale", ["mean", "root"])
+@for_each("scale", ["mean", "root"])
 def test_gradients_and_equal_rewards(scale):
-    rewards = jnp.array([[1.0, 0.25, 0.5, 0.75], [0.5, 1.0, 2.0, 0.0]])
+    rewards = np.array([[1.0, 0.25, 0.5, 0.75], [0.5, 1.0, 2.0, 0.0]])
     function = lambda r: maxrl(r, scale=scale)  # noqa: E731
     check_grads(function, (rewards,), order=1, modes=["rev"], atol=5e-3, rtol=5e-3, eps=1e-2)
     for value in (0.0, 0.1, 1.1):
-        out, pullback = jax.vjp(function, jnp.full((2, 3), value))
+        out, pullback = jax.vjp(function, np.full((2, 3), value))
         assert not out.any()
-        assert np.isfinite(pullback(jnp.arange(6.0).reshape(2, 3))[0]).all()
+        assert np.isfinite(pullback(np.arange(6.0).reshape(2, 3))[0]).all()
 
 
 def test_an_empty_group_weighs_nothing():
-    got = maclaurin_weights(jnp.array([0, 0]), jnp.array([0, 1]), order=4)
+    got = maclaurin_weights(np.array([0, 0]), np.array([0, 1]), order=4)
     assert [x.tolist() for x in got] == [[0.0, 1.0], [0.0, 0.0]]

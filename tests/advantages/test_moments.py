@@ -27,9 +27,9 @@ def values(moments):
 
 
 def test_worked_numbers():
-    moments = update(FIRST, jnp.array([1.0, 3.0]))
+    moments = update(FIRST, np.array([1.0, 3.0]))
     np.testing.assert_allclose(values(moments), [2.0, 1.0, 1.414214, 2.0], atol=1e-6)
-    moments = update(moments, jnp.array([2.0, 6.0]))
+    moments = update(moments, np.array([2.0, 6.0]))
     np.testing.assert_allclose(values(moments), [3.0, 3.5, 2.160247, 4.0], atol=1e-6)
 
 
@@ -48,7 +48,7 @@ def test_it_is_as_if_all_scores_had_been_there_at_once(batches):
     moments, seen = FIRST, []
     for scores, where in batches:
         scores, where = np.float32(scores), np.array(where)
-        moments = update(moments, jnp.where(where, scores, jnp.nan), where=where)
+        moments = update(moments, jnp.where(where, scores, np.nan), where=where)
         seen += scores[where].tolist()
     if not seen:
         assert values(moments) == [0.0, 1.0, 1.0, 0.0]
@@ -64,7 +64,7 @@ def test_scores_are_scaled_by_moments_that_include_the_present_batch(center, cli
     scaler = score_scaler(center=center, clip=clip)
     state, seen = scaler.init(), []
     for scores in ([[1.0, 3.0], [2.0, 6.0]], [[-4.0, 0.0], [0.5, 7.0]]):
-        scaled, state = scaler.update(jnp.array(scores), state, step=1)
+        scaled, state = scaler.update(np.array(scores), state, step=1)
         seen += np.ravel(scores).tolist()
         expected = (np.array(scores) - center * np.mean(seen)) / np.std(seen, ddof=1)
         expected = expected if clip is None else np.clip(expected, -clip, clip)
@@ -76,19 +76,19 @@ def test_without_a_deviation_it_divides_by_one(batches):
     scaler = score_scaler()
     state = scaler.init()
     for scores in batches:
-        scaled, state = scaler.update(jnp.array(scores), state)
+        scaled, state = scaler.update(np.array(scores), state)
         np.testing.assert_array_equal(scaled, np.float32(scores))
 
 
 def test_dropped_scores_count_in_nothing():
-    scaler, where = score_scaler(center=True), jnp.array([True, False, True])
-    expected = scaler.update(jnp.array([1.0, 3.0]), scaler.init())
+    scaler, where = score_scaler(center=True), np.array([True, False, True])
+    expected = scaler.update(np.array([1.0, 3.0]), scaler.init())
     for junk in (1e4, np.nan, np.inf):
-        scaled, state = scaler.update(jnp.array([1.0, junk, 3.0]), scaler.init(), where=where)
-        np.testing.assert_array_equal(scaled[jnp.array([0, 2])], expected[0])
+        scaled, state = scaler.update(np.array([1.0, junk, 3.0]), scaler.init(), where=where)
+        np.testing.assert_array_equal(scaled[np.array([0, 2])], expected[0])
         assert scaled[1] == 0.0
         assert values(state) == values(expected[1])
-    none, state = scaler.update(jnp.array([jnp.nan]), expected[1], where=jnp.array([False]))
+    none, state = scaler.update(np.array([np.nan]), expected[1], where=np.array([False]))
     assert none.tolist() == [0.0]
     assert values(state) == values(expected[1])
 
@@ -100,7 +100,7 @@ def test_in_a_chain_under_jit_with_a_state_of_arrays():
     assert all(isinstance(x, jax.Array) and x.dtype == jnp.float32 for x in jax.tree.leaves(state))
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
     assert len(set(pointers)) == len(pointers)  # a train step donates them
-    advantages, state = step(jnp.array([[1.0, 3.0]], jnp.bfloat16), state)
+    advantages, state = step(np.array([[1.0, 3.0]], jnp.bfloat16), state)
     np.testing.assert_allclose(advantages, [[-np.sqrt(0.5), np.sqrt(0.5)]], rtol=1e-6)
     assert advantages.dtype == jnp.float32
     assert isinstance(state[0], RunningMoments)
@@ -114,13 +114,13 @@ def test_equal_options_make_equal_transforms():
 @for_each("clip", [None, 0.75])
 def test_the_controller_and_the_scaling_make_the_scaler(clip):
     scaler, controller = score_scaler(clip=clip), score_deviation()
-    where = jnp.array([[True, True], [True, False]])
+    where = np.array([[True, True], [True, False]])
     state, other = scaler.init(), controller.init()
-    for scores in ([[1.0, 3.0], [2.0, jnp.nan]], [[-4.0, 0.0], [0.5, jnp.inf]]):
-        scores = jnp.array(scores)
+    for scores in ([[1.0, 3.0], [2.0, np.nan]], [[-4.0, 0.0], [0.5, np.inf]]):
+        scores = np.array(scores)
         scaled, state = scaler.update(scores, state, where=where)
         std, other = controller.update(scores, other, where=where, mask=None)
-        spread = jnp.broadcast_to(std, (2, 1, 1))
+        spread = np.broadcast_to(std, (2, 1, 1))
         for value in (std, spread):
             np.testing.assert_array_equal(
                 scale_scores(scores, score_std=value, where=where, clip=clip), scaled

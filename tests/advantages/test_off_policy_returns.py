@@ -148,12 +148,12 @@ def test_on_policy_all_of_them_are_gae():
 
 def test_turns_take_the_place_of_tokens():
     """Two turns of several tokens are two tokens with the ratios of the turns."""
-    ids = jnp.array([[0, 0, 1, 1, 1]])
-    mask = jnp.array([[True, True, False, True, True]])
-    old, behavior = -jnp.array([[[0.1, 0.2, 9.0, 0.3, 0.4]], [[0.3, 0.2, 1.0, 0.1, 0.4]]])
+    ids = np.array([[0, 0, 1, 1, 1]])
+    mask = np.array([[True, True, False, True, True]])
+    old, behavior = -np.array([[[0.1, 0.2, 9.0, 0.3, 0.4]], [[0.3, 0.2, 1.0, 0.1, 0.4]]])
     turn = [adv.turn_sums(x, mask, turn_ids=ids, turns=2) for x in (old, behavior)]
     out = adv.vtrace_returns(
-        jnp.array([[0.0, 1.0]]), jnp.array([[0.5, 0.25]]), jnp.ones((1, 2), bool),
+        np.array([[0.0, 1.0]]), np.array([[0.5, 0.25]]), np.ones((1, 2), bool),
         old_logp=turn[0], behavior_logp=turn[1], gamma=0.9,
     )  # fmt: skip
     rho = np.exp([0.2, -0.2])
@@ -186,5 +186,5 @@ def test_what_is_masked_is_never_read():
         jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
 
-X, MASK = jnp.ones((2, 3)), jnp.ones((2, 3), bool)
+X, MASK = np.ones((2, 3)), np.ones((2, 3), bool)
 SAME = {"old_logp": X, "behavior_logp": X}

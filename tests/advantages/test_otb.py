@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import normal, put
 from jax.test_util import check_grads
 from rows import for_each
 
@@ -72,13 +73,13 @@ def data(seed=0, gaps=True):
 
 
 def test_worked_numbers():
-    w = jnp.array([[0.4, 0.1], [0.02, 0.3]])
-    mask, old_logp = jnp.ones((2, 2), bool), jnp.full((2, 2), HALF)
+    w = np.array([[0.4, 0.1], [0.02, 0.3]])
+    mask, old_logp = np.ones((2, 2), bool), np.full((2, 2), HALF)
     expected = [[0.047619, 0.390244], [-0.952381, -0.609756]]
     # In the worked example the returns are [[1, 1], [0, 0]]: rewards on the last token.
-    out = compiled(jnp.array([1.0, 0.0]), mask, old_logp=old_logp, sum_pi_sq=w)
+    out = compiled(np.array([1.0, 0.0]), mask, old_logp=old_logp, sum_pi_sq=w)
     np.testing.assert_allclose(out, expected, atol=1e-6)
-    token_rewards = jnp.array([[0.0, 1.0], [0.0, 0.0]])
+    token_rewards = np.array([[0.0, 1.0], [0.0, 0.0]])
     out = compiled_token(token_rewards, mask, old_logp=old_logp, sum_pi_sq=w)
     np.testing.assert_allclose(out, expected, atol=1e-6)
 
@@ -106,30 +107,28 @@ def test_equals_the_float64_reference(zero_tail, compact, gaps):
 
 
 def test_the_same_energy_and_length_is_dr_grpo():
-    rewards = jax.random.normal(jax.random.key(0), (3, 4))
-    mask = jnp.ones((3, 4, 5), bool)
-    out = compiled(
-        rewards, mask, old_logp=jnp.full(mask.shape, HALF), sum_pi_sq=jnp.ones(mask.shape)
-    )
-    expected = jnp.broadcast_to(dr_grpo(rewards)[..., None], mask.shape)
+    rewards = normal(0, (3, 4))
+    mask = np.ones((3, 4, 5), bool)
+    out = compiled(rewards, mask, old_logp=np.full(mask.shape, HALF), sum_pi_sq=np.ones(mask.shape))
+    expected = np.broadcast_to(dr_grpo(rewards)[..., None], mask.shape)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 def test_with_unit_energy_the_baseline_is_the_mean_of_those_that_are_left():
-    mask = jnp.arange(4) < jnp.array([[4], [2], [1]])
-    half = jnp.full(mask.shape, HALF)
-    rewards = jnp.array([1.0, 0.0, 0.5])
-    out = compiled(rewards, mask, old_logp=half, sum_pi_sq=jnp.ones(mask.shape))
+    mask = np.arange(4) < np.array([[4], [2], [1]])
+    half = np.full(mask.shape, HALF)
+    rewards = np.array([1.0, 0.0, 0.5])
+    out = compiled(rewards, mask, old_logp=half, sum_pi_sq=np.ones(mask.shape))
     np.testing.assert_allclose(out, [[0.5, 0.5, 0, 0], [-0.5, -0.5, 0, 0], [0, 0, 0, 0]], atol=1e-6)
-    tail = compiled(rewards, mask, old_logp=half, sum_pi_sq=jnp.ones(mask.shape), zero_tail=True)
+    tail = compiled(rewards, mask, old_logp=half, sum_pi_sq=np.ones(mask.shape), zero_tail=True)
     np.testing.assert_allclose(tail[0], [0.5, 0.5, 1.0, 1.0], atol=1e-6)
     np.testing.assert_array_equal(tail[1:], out[1:])
 
 
 def test_two_longest_rollouts_have_no_tail():
-    mask = jnp.arange(3) < jnp.array([[3], [3], [1]])
-    options = {"old_logp": jnp.full((3, 3), HALF), "sum_pi_sq": jnp.ones((3, 3))}
-    rewards = jnp.array([1.0, 0.0, 0.0])
+    mask = np.arange(3) < np.array([[3], [3], [1]])
+    options = {"old_logp": np.full((3, 3), HALF), "sum_pi_sq": np.ones((3, 3))}
+    rewards = np.array([1.0, 0.0, 0.0])
     np.testing.assert_array_equal(
         compiled(rewards, mask, **options, zero_tail=True), compiled(rewards, mask, **options)
     )
@@ -137,16 +136,16 @@ def test_two_longest_rollouts_have_no_tail():
 
 def test_turns_are_compared_by_rank_when_compact():
     # The same tokens with and without a gap: compact does not see it, the plain form does.
-    dense = jnp.ones((2, 3), bool)
-    gapped = jnp.array([[True, True, True, False, False], [True, False, False, True, True]])
-    token_rewards = jnp.array([[0.0, 1.0, 0.0], [0.0, 0.0, 0.5]])
-    w = jnp.array([[0.4, 0.1, 0.3], [0.02, 0.3, 0.2]])
-    plain = compiled_token(token_rewards, dense, old_logp=jnp.full((2, 3), HALF), sum_pi_sq=w)
+    dense = np.ones((2, 3), bool)
+    gapped = np.array([[True, True, True, False, False], [True, False, False, True, True]])
+    token_rewards = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 0.5]])
+    w = np.array([[0.4, 0.1, 0.3], [0.02, 0.3, 0.2]])
+    plain = compiled_token(token_rewards, dense, old_logp=np.full((2, 3), HALF), sum_pi_sq=w)
 
     def spread(x):
-        return jnp.full((2, 5), jnp.nan).at[gapped].set(x.ravel())
+        return put(np.full((2, 5), np.nan), gapped, x.ravel())
 
-    options = {"old_logp": spread(jnp.full((2, 3), HALF)), "sum_pi_sq": spread(w)}
+    options = {"old_logp": spread(np.full((2, 3), HALF)), "sum_pi_sq": spread(w)}
     out = compiled_token(spread(token_rewards), gapped, **options, compact=True)
     np.testing.assert_allclose(out[gapped], plain.ravel(), rtol=1e-6)
     assert not out[~gapped].any()
@@ -155,24 +154,24 @@ def test_turns_are_compared_by_rank_when_compact():
 
 
 def test_a_group_of_one_keeps_its_reward():
-    mask, half = jnp.ones((2, 2), bool), jnp.full((2, 2), HALF)
-    where = jnp.array([True, False])
+    mask, half = np.ones((2, 2), bool), np.full((2, 2), HALF)
+    where = np.array([True, False])
     options = {"old_logp": half, "sum_pi_sq": half + 1, "where": where}
-    out = compiled(jnp.array([3.0, jnp.nan]), mask, **options)
+    out = compiled(np.array([3.0, np.nan]), mask, **options)
     np.testing.assert_array_equal(out, [[3.0, 3.0], [0.0, 0.0]])
     # A rollout without tokens is a member of the group, unless positions are compact.
     empty = mask & where[:, None]
     options = {"old_logp": half, "sum_pi_sq": half + 1}
-    rewards = jnp.array([3.0, 1.0])
+    rewards = np.array([3.0, 1.0])
     np.testing.assert_allclose(compiled(rewards, empty, **options)[0], [0.0, 0.0], atol=1e-6)
     np.testing.assert_array_equal(compiled(rewards, empty, **options, compact=True)[0], [3.0, 3.0])
 
 
 def test_rounding_below_zero_is_no_negative_weight():
     # A sure policy: 1 - 2 + 1 can come out as -1e-7, and two of them could cancel the sum.
-    mask = jnp.ones((2, 1), bool)
-    sure = {"old_logp": jnp.zeros((2, 1)), "sum_pi_sq": jnp.array([[1.0 - 1e-6], [1.0 + 1e-6]])}
-    out = compiled(jnp.array([1.0, 0.0]), mask, **sure)
+    mask = np.ones((2, 1), bool)
+    sure = {"old_logp": np.zeros((2, 1)), "sum_pi_sq": np.array([[1.0 - 1e-6], [1.0 + 1e-6]])}
+    out = compiled(np.array([1.0, 0.0]), mask, **sure)
     np.testing.assert_allclose(out, [[1.0], [0.0]], atol=1e-6)
 
 
@@ -238,11 +237,11 @@ def test_sum_pi_squared_does_not_round_at_the_size_of_the_logits(offset):
 
 
 def test_sum_pi_squared():
-    np.testing.assert_allclose(sum_pi_squared(jnp.zeros((2, 8))), [0.125, 0.125], rtol=1e-6)
+    np.testing.assert_allclose(sum_pi_squared(np.zeros((2, 8))), [0.125, 0.125], rtol=1e-6)
     logits = np.random.default_rng(9).normal(size=(3, 4, 7)).astype(np.float32) * 3
-    targets = jnp.zeros((3, 4), jnp.int32)
+    targets = np.zeros((3, 4), jnp.int32)
     np.testing.assert_array_equal(sum_pi_squared(logits, targets), sum_pi_squared(logits))
-    masked = jnp.array([0.0, -jnp.inf, 0.0])
+    masked = np.array([0.0, -np.inf, 0.0])
     np.testing.assert_allclose(sum_pi_squared(masked), 0.5, rtol=1e-6)
     assert sum_pi_squared(masked.astype(jnp.bfloat16)).dtype == jnp.float32
     check_grads(sum_pi_squared, (logits[0, 0],), 1, modes=["rev"], atol=1e-2, rtol=1e-2)

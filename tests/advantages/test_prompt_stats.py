@@ -72,8 +72,8 @@ def test_smooth_advantage_takes_the_smaller_blend(current, total, visits):
 
 
 def test_first_visit_is_the_z_score_of_the_group():
-    rewards = jnp.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.0, 1.0, 0.25]])
-    out, _ = step(rewards, smooth.init(), jnp.array([0, 2]), everyone)
+    rewards = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.0, 1.0, 0.25]])
+    out, _ = step(rewards, smooth.init(), np.array([0, 2]), everyone)
     np.testing.assert_allclose(out, grpo(rewards, eps=1e-12), rtol=1e-5)
 
 
@@ -101,13 +101,13 @@ def test_equals_the_reference_over_many_visits(seed):
 def test_several_rows_of_one_prompt_are_visits_in_any_order():
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=(3, 4)).astype(np.float32)
-    before = update(prompt_stats_init(2), jnp.array([1]), rewards[:1] + 2.0)
+    before = update(prompt_stats_init(2), np.array([1]), rewards[:1] + 2.0)
     results = []
     for order in itertools.permutations(range(3)):
-        together = update(before, jnp.full(3, 1), rewards[list(order)])
+        together = update(before, np.full(3, 1), rewards[list(order)])
         one_by_one = before
         for row in order:
-            one_by_one = update(one_by_one, jnp.array([1]), rewards[row : row + 1])
+            one_by_one = update(one_by_one, np.array([1]), rewards[row : row + 1])
         for a, b in zip(together, one_by_one, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
         results.append(together)
@@ -116,31 +116,31 @@ def test_several_rows_of_one_prompt_are_visits_in_any_order():
 
 
 def test_a_constant_group_still_learns_from_earlier_visits():
-    ids = jnp.array([0, 1])
-    _, state = step(jnp.array([[1.0, 0, 0, 1], [0.1, 0.1, 0.1, 0.1]]), smooth.init(), ids, everyone)
-    out, state = step(jnp.array([[1.0, 1, 1, 1], [0.1, 0.1, 0.1, 0.1]]), state, ids, everyone)
+    ids = np.array([0, 1])
+    _, state = step(np.array([[1.0, 0, 0, 1], [0.1, 0.1, 0.1, 0.1]]), smooth.init(), ids, everyone)
+    out, state = step(np.array([[1.0, 1, 1, 1], [0.1, 0.1, 0.1, 0.1]]), state, ids, everyone)
     assert (np.asarray(out)[0] > 0.1).all()
     # Equal in every visit: exactly 0, though the float32 deviation of 0.1s is not.
     for _ in range(3):
-        out, state = step(jnp.full((2, 4), 0.1), state, ids, everyone)
+        out, state = step(np.full((2, 4), 0.1), state, ids, everyone)
         assert not np.asarray(out)[1].any()
 
 
 def test_alone_in_its_group_a_rollout_is_compared_with_earlier_visits():
     alone = np.array([[True, False, False, False], [False] * 4])
-    ids = jnp.array([0, 1])
-    out, state = step(jnp.ones((2, 4)), smooth.init(), ids, alone)
+    ids = np.array([0, 1])
+    out, state = step(np.ones((2, 4)), smooth.init(), ids, alone)
     assert not np.asarray(out).any()
     assert state.count.tolist() == [1, 0, 0]
-    out, _ = step(jnp.zeros((2, 4)), state, ids, alone)
+    out, _ = step(np.zeros((2, 4)), state, ids, alone)
     # Mean 1/2 and deviation 1/2 over both visits, A_now = 0, i = 2.
     np.testing.assert_allclose(out[0], [-0.5, 0, 0, 0], rtol=1e-6)
 
 
 def test_a_foreign_prompt_is_loud_and_changes_nothing():
     for foreign in (-1, 3, 99):
-        ids = jnp.array([foreign, 1])
-        rewards = jnp.array([[1.0, 0, 0, 1], [1.0, 0, 0, 1]])
+        ids = np.array([foreign, 1])
+        rewards = np.array([[1.0, 0, 0, 1], [1.0, 0, 0, 1]])
         out, state = step(rewards, smooth.init(), ids, everyone)
         assert np.isnan(out[0]).all() and np.isfinite(out[1]).all()
         assert state.count.tolist() == [0, 1, 0]
@@ -153,7 +153,7 @@ def test_dropped_rollouts_are_never_read_in_value_or_gradient():
     rng = np.random.default_rng(1)
     clean = rng.normal(size=(2, 4)).astype(np.float32)
     where = np.array([[1, 1, 0, 1], [0, 1, 1, 0]], bool)
-    ids = jnp.array([2, 0])
+    ids = np.array([2, 0])
     _, state = step(rng.normal(size=(2, 4)).astype(np.float32), smooth.init(), ids, everyone)
     weights = rng.normal(size=(2, 4)).astype(np.float32)
 
@@ -179,14 +179,14 @@ def test_dropped_rollouts_are_never_read_in_value_or_gradient():
 
 def test_a_kept_nan_is_not_hidden():
     rewards = np.array([[1.0, np.nan, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0]], np.float32)
-    out, state = step(rewards, smooth.init(), jnp.array([0, 1]), everyone)
+    out, state = step(rewards, smooth.init(), np.array([0, 1]), everyone)
     assert np.isnan(out[0]).all() and np.isfinite(out[1]).all()
     assert np.isnan(state.mean[0]) and np.isfinite(state.mean[1:]).all()
 
 
 def test_gradient_equals_finite_differences():
-    ids = jnp.array([2, 0])
-    rewards = jnp.array([[1.0, 0.2, -0.4, 0.6], [0.1, 0.9, 0.3, -0.8]])
+    ids = np.array([2, 0])
+    rewards = np.array([[1.0, 0.2, -0.4, 0.6], [0.1, 0.9, 0.3, -0.8]])
     _, state = step(rewards[::-1], smooth.init(), ids, everyone)
     check_grads(
         lambda r: step(r, state, ids, everyone)[0], (rewards,), order=1, modes=["rev"],
@@ -196,8 +196,8 @@ def test_gradient_equals_finite_differences():
 
 def test_state_is_float32_compares_by_value_and_eager_equals_compiled():
     assert smooth == smooth_standardization(num_prompts=3) != smooth_standardization(num_prompts=4)
-    rewards = jnp.array([[1.0, 0.5, 0.0, 0.25], [0.5, 0.5, 1.0, 0.0]], jnp.bfloat16)
-    ids = jnp.array([0, 1])
+    rewards = np.array([[1.0, 0.5, 0.0, 0.25], [0.5, 0.5, 1.0, 0.0]], jnp.bfloat16)
+    ids = np.array([0, 1])
     eager = smooth.update(rewards, smooth.init(), prompt_ids=ids)
     compiled = step(rewards.astype(jnp.float32), smooth.init(), ids, everyone)
     for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(compiled), strict=True):

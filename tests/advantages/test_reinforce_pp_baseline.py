@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import normal, put
 from rows import for_each
 
 from jaxrl_llm.advantages import reinforce_pp_baseline
 
-REWARDS = jnp.array([[1.0, 0.0], [1.0, 1.0]])
-MASK = jnp.arange(3) < jnp.array([[1, 3], [2, 2]])[..., None]
+REWARDS = np.array([[1.0, 0.0], [1.0, 1.0]])
+MASK = np.arange(3) < np.array([[1, 3], [2, 2]])[..., None]
 compiled = jax.jit(reinforce_pp_baseline, static_argnames=("norm", "eps"))
 
 
@@ -67,15 +68,15 @@ def test_equals_the_float64_reference(norm, masked):
 
 
 def test_the_token_form_has_mean_zero_and_variance_one_over_tokens():
-    rewards = jax.random.normal(jax.random.key(0), (4, 5))
-    mask = jnp.arange(6) < jax.random.randint(jax.random.key(1), (4, 5, 1), 1, 7)
+    rewards = normal(0, (4, 5))
+    mask = np.arange(6) < np.random.default_rng(1).integers(1, 7, (4, 5, 1))
     kept = np.asarray(compiled(rewards, mask), np.float64)[np.asarray(mask)]
     np.testing.assert_allclose([kept.mean(), kept.var(ddof=1)], [0.0, 1.0], atol=1e-6)
 
 
 def test_with_equal_lengths_the_two_forms_differ_by_the_degrees_of_freedom_only():
-    rewards = jax.random.normal(jax.random.key(2), (4, 5))
-    mask = jnp.ones((4, 5, 3), bool)
+    rewards = normal(2, (4, 5))
+    mask = np.ones((4, 5, 3), bool)
     token = compiled(rewards, mask, norm="token")
     sequence = compiled(rewards, mask, norm="sequence")
     factor = np.sqrt((60 - 1) / 60 * 20 / (20 - 1))
@@ -83,9 +84,9 @@ def test_with_equal_lengths_the_two_forms_differ_by_the_degrees_of_freedom_only(
 
 
 def test_a_kept_rollout_without_tokens_counts_only_in_the_sequence_form():
-    mask = MASK.at[1, 1].set(False)
-    where = jnp.array([[True, True], [True, False]])
-    rewards = REWARDS.at[1].set(jnp.array([1.0, 3.0]))
+    mask = put(MASK, np.s_[1, 1], False)
+    where = np.array([[True, True], [True, False]])
+    rewards = put(REWARDS, 1, np.array([1.0, 3.0]))
     centered = np.array([0.5, -0.5, -1.0, 1.0])
     np.testing.assert_allclose(
         compiled(rewards, mask, norm="sequence")[0, 0, 0],
@@ -106,8 +107,8 @@ def test_a_kept_rollout_without_tokens_counts_only_in_the_sequence_form():
 @for_each("norm", ["token", "sequence"])
 @for_each("rewards", [[[0.1], [0.1], [0.1]], [[5.0]], [[0.1, 0.1, 0.1], [2.0, 2.0, 2.0]]])
 def test_without_spread_everything_is_exactly_zero(norm, rewards):
-    rewards = jnp.array(rewards)
-    mask = jnp.ones((*rewards.shape, 2), bool)
+    rewards = np.array(rewards)
+    mask = np.ones((*rewards.shape, 2), bool)
     squares, gradient = jax.jit(
         jax.value_and_grad(lambda r: jnp.sum(compiled(r, mask, norm=norm) ** 2))
     )(rewards)
@@ -117,21 +118,21 @@ def test_without_spread_everything_is_exactly_zero(norm, rewards):
 
 @for_each("norm", ["token", "sequence"])
 def test_one_kept_token_or_none(norm):
-    none = jnp.zeros((2, 2, 3), bool)
+    none = np.zeros((2, 2, 3), bool)
     assert not compiled(REWARDS, none, norm=norm).any()
-    one = compiled(REWARDS, none.at[0, 0, 0].set(True), norm=norm)
+    one = compiled(REWARDS, put(none, np.s_[0, 0, 0], True), norm=norm)
     assert np.isfinite(one).all()
     if norm == "token":
         assert not one.any()
-    assert not compiled(REWARDS, MASK, where=jnp.zeros((2, 2), bool), norm=norm).any()
+    assert not compiled(REWARDS, MASK, where=np.zeros((2, 2), bool), norm=norm).any()
 
 
 @for_each("norm", ["token", "sequence"])
 def test_dropped_rollouts_are_never_read(norm):
-    where = jnp.array([[True, True, False], [True, True, True], [False, True, True]])
-    mask = jnp.arange(4) < jnp.array([[1, 2, 3], [4, 3, 2], [1, 3, 4]])[..., None]
-    clean = jax.random.normal(jax.random.key(4), (3, 3))
-    weights = jax.random.normal(jax.random.key(5), mask.shape)
+    where = np.array([[True, True, False], [True, True, True], [False, True, True]])
+    mask = np.arange(4) < np.array([[1, 2, 3], [4, 3, 2], [1, 3, 4]])[..., None]
+    clean = normal(4, (3, 3))
+    weights = normal(5, mask.shape)
 
     def total(r):
         return jnp.sum(weights * compiled(r, mask, where=where, norm=norm))
@@ -148,18 +149,18 @@ def test_dropped_rollouts_are_never_read(norm):
 @for_each("norm", ["token", "sequence"])
 def test_padding_with_tokens_and_rollouts_changes_nothing(norm):
     plain = compiled(REWARDS, MASK, norm=norm)
-    rewards = jnp.pad(REWARDS, ((0, 1), (0, 2)), constant_values=jnp.nan)
-    where = jnp.pad(jnp.ones((2, 2), bool), ((0, 1), (0, 2)))
-    mask = jnp.pad(MASK, ((0, 1), (0, 2), (0, 3)), constant_values=True)
-    mask = mask.at[:2, :2, 3:].set(False)
+    rewards = np.pad(REWARDS, ((0, 1), (0, 2)), constant_values=np.nan)
+    where = np.pad(np.ones((2, 2), bool), ((0, 1), (0, 2)))
+    mask = np.pad(MASK, ((0, 1), (0, 2), (0, 3)), constant_values=True)
+    mask = put(mask, np.s_[:2, :2, 3:], False)
     padded = compiled(rewards, mask, where=where, norm=norm)
     np.testing.assert_allclose(padded[:2, :2, :3], plain, rtol=1e-6)
     assert float(jnp.abs(padded).sum()) == pytest.approx(float(jnp.abs(plain).sum()), rel=1e-6)
 
 
 def test_leading_axes_are_free_and_one_batch():
-    rewards = jax.random.normal(jax.random.key(6), (2, 3, 4))
-    mask = jnp.arange(5) < jax.random.randint(jax.random.key(7), (2, 3, 4, 1), 0, 6)
+    rewards = normal(6, (2, 3, 4))
+    mask = np.arange(5) < np.random.default_rng(7).integers(0, 6, (2, 3, 4, 1))
     np.testing.assert_allclose(
         compiled(rewards, mask).reshape(6, 4, 5),
         compiled(rewards.reshape(6, 4), mask.reshape(6, 4, 5)),

@@ -12,13 +12,13 @@ compiled, compiled_token = jax.jit(remax), jax.jit(remax_token)
 
 
 def test_worked_numbers():
-    greedy = jnp.array([0.4, 1.0])
-    out = compiled(jnp.array([[1.0, 0.0], [1.0, 1.0]]), greedy_rewards=greedy)
+    greedy = np.array([0.4, 1.0])
+    out = compiled(np.array([[1.0, 0.0], [1.0, 1.0]]), greedy_rewards=greedy)
     np.testing.assert_allclose(out, [[0.6, -0.4], [0.0, 0.0]], atol=1e-7)
 
 
 def test_one_rollout_a_prompt_is_enough():
-    out = compiled(jnp.array([[1.0], [0.0]]), greedy_rewards=jnp.array([0.25, 0.25]))
+    out = compiled(np.array([[1.0], [0.0]]), greedy_rewards=np.array([0.25, 0.25]))
     assert out.tolist() == [[0.75], [-0.25]]
 
 
@@ -48,20 +48,20 @@ def test_the_baseline_of_tokens_is_the_greedy_total_everywhere():
 def test_in_a_chain_after_the_kl_penalty():
     method = chain(stateless(kl_shaped_rewards, kl_coef=0.5), stateless(remax_token))
     context = {
-        "mask": jnp.ones((1, 1, 2), bool),
-        "old_logp": jnp.array([[[-1.0, -2.0]]]),
-        "ref_logp": jnp.array([[[-1.5, -1.0]]]),
-        "greedy_rewards": jnp.array([0.5]),
+        "mask": np.ones((1, 1, 2), bool),
+        "old_logp": np.array([[[-1.0, -2.0]]]),
+        "ref_logp": np.array([[[-1.5, -1.0]]]),
+        "greedy_rewards": np.array([0.5]),
     }
-    out, _ = method.update(jnp.array([[1.0]]), method.init(), **context)
+    out, _ = method.update(np.array([[1.0]]), method.init(), **context)
     np.testing.assert_allclose(out, [[[0.75, 1.0]]])
 
 
 def test_dropped_and_masked_entries_are_never_read():
-    where, greedy = jnp.array([[True, False], [False, False]]), jnp.array([0.5, 1.0])
-    mask = jnp.array([[[True, False], [True, True]], [[True, True], [False, True]]])
+    where, greedy = np.array([[True, False], [False, False]]), np.array([0.5, 1.0])
+    mask = np.array([[[True, False], [True, True]], [[True, True], [False, True]]])
     tokens = mask & where[..., None]
-    for junk in (1e4, jnp.nan, jnp.inf):
+    for junk in (1e4, np.nan, np.inf):
         rewards = jnp.where(where, 2.0, junk)
         out, gradient = jax.value_and_grad(
             lambda r: remax(r, greedy_rewards=greedy, where=where).sum()
@@ -77,10 +77,10 @@ def test_dropped_and_masked_entries_are_never_read():
 
 
 def test_gradient_dtype_and_jit():
-    rewards, greedy = jnp.array([[1.0, 0.5]], jnp.bfloat16), jnp.array([0.25], jnp.bfloat16)
+    rewards, greedy = np.array([[1.0, 0.5]], jnp.bfloat16), np.array([0.25], jnp.bfloat16)
     assert compiled(rewards, greedy_rewards=greedy).dtype == jnp.float32
     np.testing.assert_array_equal(
         compiled(rewards, greedy_rewards=greedy), remax(rewards, greedy_rewards=greedy)
     )
-    full = jnp.array([[1.0, 0.5]])
+    full = np.array([[1.0, 0.5]])
     check_grads(lambda r, g: remax(r, greedy_rewards=g), (full, full[:, 0]), 1, modes=["rev"])

@@ -7,14 +7,14 @@ import numpy as np
 from jaxrl_llm import advantages as adv
 from jaxrl_llm import curation
 
-P = jnp.array([[0.5, 0.95, 0.6, 0.99, 0.3, 0.97]])
+P = np.array([[0.5, 0.95, 0.6, 0.99, 0.3, 0.97]])
 
 
 def test_worked_numbers():
-    values, where = jnp.array([[0.5, 0.25, 0.75]]), jnp.ones((1, 3), bool)
-    out = adv.segment_advantages(jnp.array([1.0]), values, where)
+    values, where = np.array([[0.5, 0.25, 0.75]]), np.ones((1, 3), bool)
+    out = adv.segment_advantages(np.array([1.0]), values, where)
     assert out.tolist() == [[-0.25, 0.5, 0.25]]
-    rates = jnp.array([0.5, 0.75, 0.05, 0.2])
+    rates = np.array([0.5, 0.75, 0.05, 0.2])
     best = adv.best_of_value(rates, k=4)
     np.testing.assert_allclose(best, [0.9375, 0.99609, 0.18549, 0.5904], atol=1e-5)
     np.testing.assert_allclose(best[1::2] - best[::2], [0.05859, 0.40491], atol=1e-5)
@@ -22,13 +22,13 @@ def test_worked_numbers():
 
 def test_worked_numbers_of_uncertain_segments():
     """From cut points to token advantages and the tokens that train."""
-    mask, old_logp = jnp.ones((1, 6), bool), jnp.log(P)
+    mask, old_logp = np.ones((1, 6), bool), jnp.log(P)
     starts = curation.spo_cutpoints(old_logp, mask, count=3, interval=1)
     assert starts.tolist() == [[0, 2, 4]]
     assert curation.spo_cutpoints(old_logp, mask, count=3, interval=2).tolist() == [[0, 4, -1]]
-    ids = jnp.array([[0, 0, 1, 1, 2, 2]])
-    values, where = jnp.array([[0.5, 0.25, 0.75]]), jnp.ones((1, 3), bool)
-    raw = adv.segment_advantages(jnp.array([1.0]), values, where)
+    ids = np.array([[0, 0, 1, 1, 2, 2]])
+    values, where = np.array([[0.5, 0.25, 0.75]]), np.ones((1, 3), bool)
+    raw = adv.segment_advantages(np.array([1.0]), values, where)
     raw = adv.turns_to_tokens(raw, mask, turn_ids=ids)
     assert raw.tolist() == [[-0.25, -0.25, 0.5, 0.5, 0.25, 0.25]]
     keep = curation.uncertain_tokens(raw, mask, old_logp=old_logp)
@@ -39,7 +39,7 @@ def test_worked_numbers_of_uncertain_segments():
     expected[[0, 2, 4]] = (x - x.mean()) / x.std(ddof=1)
     np.testing.assert_allclose(white, [expected], atol=1e-5)
     # Without an uncertain token, over all.
-    sure = adv.whiten_uncertain(raw, mask, old_logp=jnp.zeros((1, 6)))
+    sure = adv.whiten_uncertain(raw, mask, old_logp=np.zeros((1, 6)))
     np.testing.assert_allclose(sure, adv.whiten(raw, mask), atol=1e-6)
 
 
@@ -62,7 +62,7 @@ def test_what_a_prover_sees():
     np.testing.assert_allclose(adv.pav(rewards, values, where, k=1, alpha=2.0), 3 * plain,
                                atol=1e-5)  # fmt: skip
     # One that always succeeds sees no progress: what is left is Q.
-    ones = adv.pav(jnp.ones((2, 3)), jnp.ones((2, 3, 4)), where, baseline=False)
+    ones = adv.pav(np.ones((2, 3)), np.ones((2, 3, 4)), where, baseline=False)
     np.testing.assert_array_equal(ones, np.ones((2, 3, 4)))
     out = jax.jit(lambda r, v: adv.pav(r, v, where, k=4, alpha=0.5))(rewards, values)
     mu = 1 - (1 - np.float64(values)) ** 4

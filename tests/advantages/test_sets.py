@@ -10,34 +10,34 @@ from rows import for_each
 from jaxrl_llm.advantages import dr_grpo, polychromic, set_advantages, set_scores
 
 compiled = jax.jit(polychromic, static_argnames=("size", "sets"))
-PAIRS = jnp.array([[0, 1], [2, 3]])
+PAIRS = np.array([[0, 1], [2, 3]])
 
 
 def test_ids_beyond_the_integers_of_float32_stay_apart():
-    ids = jnp.array([0, 1, 1, 1])
-    want = compiled(jnp.ones(4), answer_ids=ids, size=2)
+    ids = np.array([0, 1, 1, 1])
+    want = compiled(np.ones(4), answer_ids=ids, size=2)
     assert jnp.any(want != 0)
-    np.testing.assert_array_equal(compiled(jnp.ones(4), answer_ids=ids + 2**24, size=2), want)
+    np.testing.assert_array_equal(compiled(np.ones(4), answer_ids=ids + 2**24, size=2), want)
 
 
 def test_worked_numbers():
-    rewards, ids = jnp.array([1.0, 1.0, 0.0, 0.0]), jnp.arange(4)
+    rewards, ids = np.array([1.0, 1.0, 0.0, 0.0]), np.arange(4)
     scores = set_scores(rewards, ids, PAIRS)
     assert scores.tolist() == [1.0, 0.0]
     expected = [0.5, 0.5, -0.5, -0.5]
     assert set_advantages(scores, PAIRS, group_size=4).tolist() == expected
     assert compiled(rewards, answer_ids=ids, size=2, sets="disjoint").tolist() == expected
     # Right ones alike, and one of two right ones apart, score the same.
-    alike = jnp.array([1.0, 1.0, 0.0, 1.0]), jnp.array([0, 0, 1, 2])
+    alike = np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 1, 2])
     assert set_scores(*alike, PAIRS).tolist() == [0.5, 0.5]
     ours = compiled(alike[0], answer_ids=alike[1], size=2, sets="disjoint")
     assert not np.asarray(ours).any()
     # Nothing right is 0 whatever differs; an answer given twice lowers a set of equal reward.
-    assert not np.asarray(set_scores(jnp.zeros(4), jnp.arange(4), PAIRS)).any()
-    assert set_scores(jnp.ones(4), jnp.array([0, 0, 1, 2]), PAIRS).tolist() == [0.5, 1.0]
+    assert not np.asarray(set_scores(np.zeros(4), np.arange(4), PAIRS)).any()
+    assert set_scores(np.ones(4), np.array([0, 0, 1, 2]), PAIRS).tolist() == [0.5, 1.0]
     # A member of two sets has the mean of them; one of none 0.
-    overlap = jnp.array([[0, 1], [1, 2]])
-    ours = set_advantages(jnp.array([1.0, 0.0]), overlap, group_size=4)
+    overlap = np.array([[0, 1], [1, 2]])
+    ours = set_advantages(np.array([1.0, 0.0]), overlap, group_size=4)
     assert ours.tolist() == [0.5, 0.0, -0.5, 0.0]
 
 
@@ -74,20 +74,20 @@ def test_the_closed_form_is_the_mean_over_every_set(size):
 
 
 def test_constant_diversity_is_a_mean_baseline_and_equal_rollouts_are_0():
-    rewards = jnp.array([[1.0, 0.0, 0.5, 0.25]])
-    ours = compiled(rewards, answer_ids=jnp.arange(4)[None], size=2)
+    rewards = np.array([[1.0, 0.0, 0.5, 0.25]])
+    ours = compiled(rewards, answer_ids=np.arange(4)[None], size=2)
     # A member's mean over sets moves by (N - n) / (n (N - 1)) of its reward.
     np.testing.assert_allclose(ours, dr_grpo(rewards) / 3, atol=1e-6)
-    same = jnp.full((1, 4), 0.1)
-    assert not np.asarray(compiled(same, answer_ids=jnp.full((1, 4), 3), size=2)).any()
-    assert not np.asarray(compiled(rewards, answer_ids=jnp.arange(4)[None], size=4)).any()
-    assert not np.asarray(compiled(rewards, answer_ids=jnp.arange(4)[None], size=9)).any()
+    same = np.full((1, 4), 0.1)
+    assert not np.asarray(compiled(same, answer_ids=np.full((1, 4), 3), size=2)).any()
+    assert not np.asarray(compiled(rewards, answer_ids=np.arange(4)[None], size=4)).any()
+    assert not np.asarray(compiled(rewards, answer_ids=np.arange(4)[None], size=9)).any()
 
 
 def test_members_that_take_no_part_leave_their_sets_smaller():
-    rewards = jnp.array([1.0, jnp.nan, 0.5, 1.0, jnp.nan, 0.0])
-    where = jnp.array([True, False, True, True, False, True])
-    ids, sets = jnp.arange(6), jnp.array([[0, 1], [2, 3], [4, 5]])
+    rewards = np.array([1.0, np.nan, 0.5, 1.0, np.nan, 0.0])
+    where = np.array([True, False, True, True, False, True])
+    ids, sets = np.arange(6), np.array([[0, 1], [2, 3], [4, 5]])
     assert set_scores(rewards, ids, sets, where=where).tolist() == [0.0, 0.75, 0.0]
     ours = compiled(rewards, answer_ids=ids, where=where, size=2, sets="disjoint")
     assert not np.asarray(ours).any()  # one set of two is left

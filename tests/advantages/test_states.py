@@ -16,9 +16,9 @@ salt_of = jax.jit(salt, static_argnames=("history", "include_next_state", "count
 
 # Two rollouts of the specification: A [0, 1, 2] earns 10 at the end, B [0, 1] nothing.
 WORKED = {
-    "turn_rewards": jnp.array([[0.0, 0.0, 10.0], [0.0, 0.0, np.nan]]),
-    "state_ids": jnp.array([[0, 1, 2], [0, 1, 2]]),
-    "turn_where": jnp.array([[True, True, True], [True, True, False]]),
+    "turn_rewards": np.array([[0.0, 0.0, 10.0], [0.0, 0.0, np.nan]]),
+    "state_ids": np.array([[0, 1, 2], [0, 1, 2]]),
+    "turn_where": np.array([[True, True, True], [True, True, False]]),
 }
 
 
@@ -94,7 +94,7 @@ def reference_hgpo(batch, history, alpha, scale, gamma=0.9):
 
 
 def test_worked_numbers_of_gigpo():
-    rewards = jnp.array([10.0, 0.0])
+    rewards = np.array([10.0, 0.0])
     by_turns = gigpo_of(rewards, episode="turns", **WORKED)
     by_rollouts = gigpo_of(rewards, **WORKED)
     step = np.array([[4.5125, 4.75, 0.0], [-4.5125, -4.75, 0.0]])
@@ -109,8 +109,8 @@ def test_worked_numbers_of_gigpo():
 
 
 def test_worked_numbers_of_hgpo():
-    returns = jnp.array([[0.9, 0.95, 1.0], [0.0, 0.0, 0.0], [0.4, 0.5, 0.6]])
-    states = jnp.array([[0, 1, 2], [0, 1, 2], [0, 4, 2]])
+    returns = np.array([[0.9, 0.95, 1.0], [0.0, 0.0, 0.0], [0.4, 0.5, 0.6]])
+    states = np.array([[0, 1, 2], [0, 1, 2], [0, 4, 2]])
     out = hgpo_of(returns[:, 0], turn_rewards=returns, state_ids=states, gamma=0.0, scale="none")
     expected = [[0.4667, 0.475, 0.4926], [-0.4333, -0.475, -0.5074], [-0.0333, 0.0, 0.0667]]
     np.testing.assert_allclose(out, expected, atol=6e-5)
@@ -125,7 +125,7 @@ def test_gigpo_equals_the_step_table(scale, episode):
         np.testing.assert_allclose(out, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize(("history", "scale"), [(2, "group"), (1, "none")])
+@for_each(("history", "scale"), [(2, "group"), (1, "none")])
 def test_hgpo_equals_the_step_table(history, scale):
     for seed in range(3):
         rewards, batch = sample(seed)
@@ -150,15 +150,15 @@ def test_without_shared_states_gigpo_is_grpo_and_hgpo_has_only_the_episode():
 
 def test_hgpo_without_history_is_the_step_of_gigpo():
     rewards, batch = sample(6)
-    step = gigpo_of(jnp.zeros_like(rewards), gamma=0.9, **batch)
+    step = gigpo_of(np.zeros_like(rewards), gamma=0.9, **batch)
     out = hgpo_of(rewards, history=0, gamma=0.9, scale="none", **batch)
     np.testing.assert_allclose(out, step, atol=1e-5)
 
 
 def test_a_lone_rollout_is_zero_or_raw():
-    batch = {"turn_rewards": jnp.array([[1.0, 2.0]]), "state_ids": jnp.array([[0, 1]])}
-    assert not np.asarray(gigpo_of(jnp.array([3.0]), **batch)).any()
-    raw = gigpo_of(jnp.array([3.0]), singleton="raw", **batch)
+    batch = {"turn_rewards": np.array([[1.0, 2.0]]), "state_ids": np.array([[0, 1]])}
+    assert not np.asarray(gigpo_of(np.array([3.0]), **batch)).any()
+    raw = gigpo_of(np.array([3.0]), singleton="raw", **batch)
     assert raw.tolist() == [[3.0, 3.0]]
 
 
@@ -200,11 +200,11 @@ def test_junk_of_dropped_turns_is_never_read_and_one_group_is_alone():
 
 # Salt: rollouts 0 and 1 share a first turn, all three a second one.
 EDGES = {
-    "state_ids": jnp.array([[0, 1], [0, 1], [5, 1]]),
-    "action_ids": jnp.array([[3, 4], [3, 4], [3, 4]]),
-    "next_state_ids": jnp.array([[1, -1], [1, -1], [1, -1]]),
+    "state_ids": np.array([[0, 1], [0, 1], [5, 1]]),
+    "action_ids": np.array([[3, 4], [3, 4], [3, 4]]),
+    "next_state_ids": np.array([[1, -1], [1, -1], [1, -1]]),
 }
-BASE = jnp.array([1.0, -1.0, 0.5])
+BASE = np.array([1.0, -1.0, 0.5])
 
 
 def test_worked_numbers_of_salt():
@@ -216,28 +216,28 @@ def test_worked_numbers_of_salt():
 
 
 def test_salt_leaves_what_is_not_shared_and_averages_what_is():
-    apart = EDGES | {"action_ids": jnp.arange(6).reshape(3, 2)}
+    apart = EDGES | {"action_ids": np.arange(6).reshape(3, 2)}
     out = salt_of(BASE, history=0, **apart)
     np.testing.assert_array_equal(out, np.broadcast_to(BASE[:, None], (3, 2)))
     for base in (grpo, rloo):
-        advantages = base(jnp.array([1.0, 0.0, 0.25]))
-        same = {name: jnp.zeros((3, 2), jnp.int32) for name in EDGES}
+        advantages = base(np.array([1.0, 0.0, 0.25]))
+        same = {name: np.zeros((3, 2), jnp.int32) for name in EDGES}
         np.testing.assert_allclose(salt_of(advantages, history=0, **same), 0.0, atol=1e-6)
-    none = EDGES | {"state_ids": jnp.full((3, 2), -1)}
+    none = EDGES | {"state_ids": np.full((3, 2), -1)}
     np.testing.assert_array_equal(salt_of(BASE, **none), np.broadcast_to(BASE[:, None], (3, 2)))
 
 
 def test_salt_may_ignore_the_next_state():
-    leads = EDGES | {"next_state_ids": jnp.array([[1, -1], [2, -1], [1, -1]])}
+    leads = EDGES | {"next_state_ids": np.array([[1, -1], [2, -1], [1, -1]])}
     assert salt_of(BASE, history=0, **leads)[:, 0].tolist() == [1.0, -1.0, 0.5]
     out = salt_of(BASE, history=0, include_next_state=False, **leads)
     assert out[:, 0].tolist() == [0.0, 0.0, 0.5]
 
 
 def test_salt_counts_rollouts_or_turns():
-    twice = {name: jnp.zeros((2, 2), jnp.int32) for name in EDGES}
-    where = jnp.array([[True, True], [True, False]])
-    base = jnp.array([1.0, -0.5])
+    twice = {name: np.zeros((2, 2), jnp.int32) for name in EDGES}
+    where = np.array([[True, True], [True, False]])
+    base = np.array([1.0, -0.5])
     by_rollout = salt_of(base, history=0, turn_where=where, **twice)
     np.testing.assert_allclose(by_rollout, [[0.25, 0.25], [0.25, 0.0]], atol=1e-6)
     by_turn = salt_of(base, history=0, turn_where=where, count="turn", **twice)
@@ -251,7 +251,7 @@ def test_salt_counts_rollouts_or_turns():
 
 
 def test_salt_with_a_full_history_shares_common_beginnings_alone():
-    states = jnp.array([[0, 1, 2], [0, 1, 2], [3, 1, 2]])
+    states = np.array([[0, 1, 2], [0, 1, 2], [3, 1, 2]])
     ids = {"state_ids": states, "action_ids": states, "next_state_ids": states}
     out = salt_of(BASE, history=3, **ids)
     np.testing.assert_allclose(out, [[0.0] * 3, [0.0] * 3, [0.5] * 3], atol=1e-6)
@@ -261,15 +261,15 @@ def test_salt_with_a_full_history_shares_common_beginnings_alone():
 
 def test_an_unknown_turn_before_is_no_beginning():
     ids = {
-        "state_ids": jnp.array([[-1, 5, 6], [-1, 5, 6]]),
-        "action_ids": jnp.array([[0, 7, 8], [3, 7, 8]]),
-        "next_state_ids": jnp.array([[5, 6, 1], [5, 6, 1]]),
+        "state_ids": np.array([[-1, 5, 6], [-1, 5, 6]]),
+        "action_ids": np.array([[0, 7, 8], [3, 7, 8]]),
+        "next_state_ids": np.array([[5, 6, 1], [5, 6, 1]]),
     }
-    base = jnp.array([1.0, -1.0])
+    base = np.array([1.0, -1.0])
     for history, shared in ((0, [1.0, 0.0, 0.0]), (1, [1.0, 1.0, 0.0]), (2, [1.0, 1.0, 1.0])):
         assert salt_of(base, history=history, **ids)[0].tolist() == shared
     # A turn that did not happen is none: what follows begins the episode.
-    where = jnp.array([[False, True, True], [False, True, True]])
+    where = np.array([[False, True, True], [False, True, True]])
     out = salt_of(base, history=2, turn_where=where, **ids)
     assert not np.asarray(out).any()
 

@@ -47,8 +47,8 @@ def reference(x, *, target=0.5, max_gap=0.1, threshold=0.05):
 
 
 def test_temperature_has_the_worked_numbers():
-    logits = jnp.broadcast_to(jnp.array([2.0, 0.0, -1.0]), (3, 3))
-    targets = jnp.arange(3)
+    logits = np.broadcast_to(np.array([2.0, 0.0, -1.0]), (3, 3))
+    targets = np.arange(3)
     base = temperature_logp(logits, targets, temperature=1.0)
     hot = temperature_logp(logits, targets, temperature=1.2)
     np.testing.assert_allclose(jnp.exp(base), [0.8438, 0.1142, 0.0420], atol=5e-5)
@@ -59,10 +59,10 @@ def test_temperature_has_the_worked_numbers():
 @for_each(("entropy", "expected"), [(0.45, 0.1111), (0.3, 0.2), (0.5, 0.0), (0.7, 0.2)])
 def test_strength_has_the_worked_numbers(entropy, expected):
     # Two of five rollouts are good; where the copy is the policy itself, rho is 1.
-    rewards = jnp.array([1.0, 1.0, 0.0, 0.0, 0.0])
-    logp, mask = jnp.zeros((5, 1)), jnp.ones((5, 1), bool)
+    rewards = np.array([1.0, 1.0, 0.0, 0.0, 0.0])
+    logp, mask = np.zeros((5, 1)), np.ones((5, 1), bool)
     out = dcpo_distribution(
-        jnp.zeros(5), mask, rewards=rewards, old_logp=logp, hot_logp=logp, cold_logp=logp,
+        np.zeros(5), mask, rewards=rewards, old_logp=logp, hot_logp=logp, cold_logp=logp,
         policy_entropy=jnp.float32(entropy),
     )  # fmt: skip
     np.testing.assert_allclose(out[:, 0], expected * rewards, atol=5e-5)
@@ -89,7 +89,7 @@ def test_without_good_rollouts_or_at_the_target_nothing_changes():
 
 def test_the_entropy_may_come_from_a_controller():
     x = sample(2)
-    spread = x | {"policy_entropy": jnp.full((SHAPE[0], 1, 1), 0.45)}
+    spread = x | {"policy_entropy": np.full((SHAPE[0], 1, 1), 0.45)}
     np.testing.assert_array_equal(call(spread), call(x))
 
 
@@ -155,7 +155,7 @@ def test_the_controller_hands_on_the_entropy_of_the_batch_before():
     for _ in range(3):
         logp = -rng.exponential(size=SHAPE).astype(np.float32)
         mask = rng.random(SHAPE) < 0.5
-        value, state = step(state, jnp.where(mask, logp, jnp.nan), mask)
+        value, state = step(state, jnp.where(mask, logp, np.nan), mask)
         np.testing.assert_allclose(value, expected, rtol=1e-6)
         expected = -logp[mask].mean()
     # Tokens of a rollout that takes no part do not count.
@@ -164,6 +164,6 @@ def test_the_controller_hands_on_the_entropy_of_the_batch_before():
     _, other = control.update(None, state, old_logp=logp, mask=mask, where=where)
     np.testing.assert_allclose(other.entropy, 0.5, rtol=1e-6)
     # A batch without a token leaves it.
-    _, state = step(state, jnp.full(SHAPE, jnp.nan), np.zeros(SHAPE, bool))
+    _, state = step(state, np.full(SHAPE, np.nan), np.zeros(SHAPE, bool))
     np.testing.assert_allclose(state.entropy, expected, rtol=1e-6)
     assert sampled_entropy() == sampled_entropy() != sampled_entropy(start=1.0)

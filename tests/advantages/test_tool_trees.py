@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import put
 from rows import for_each
 
 from jaxrl_llm.advantages import (
@@ -16,23 +17,23 @@ from jaxrl_llm.advantages import (
 
 values_of = jax.jit(step_rewards, static_argnames=("gamma",))
 forks_of = jax.jit(fork_advantages, static_argnames=("scale",))
-STEPS, THERE = jnp.array([[0, 2], [0, 3], [1, 4]]), jnp.ones((3, 2), bool)
+STEPS, THERE = np.array([[0, 2], [0, 3], [1, 4]]), np.ones((3, 2), bool)
 
 
 def test_worked_numbers():
-    outcome = jnp.array([1.0, 0.0, 0.0])
+    outcome = np.array([1.0, 0.0, 0.0])
     values = values_of(outcome, STEPS, turn_where=THERE)
     np.testing.assert_allclose(values, [[0.475, 1.0], [0.475, 0.0], [0.0, 0.0]], atol=1e-6)
     forks = forks_of(values, STEPS, turn_where=THERE)
     np.testing.assert_allclose(forks, [[0.2375, 0.5], [0.2375, -0.5], [-0.2375, 0.0]], atol=1e-6)
     # An earlier success is worth more.
-    short = values_of(outcome, STEPS, turn_where=THERE.at[0, 1].set(False))
+    short = values_of(outcome, STEPS, turn_where=put(THERE, np.s_[0, 1], False))
     assert short[0, 0] == 0.5 and short[0, 1] == 0.0
 
 
 def test_a_table_of_nodes_has_the_same_advantages():
-    parents = jnp.array([-1, -1, 0, 0, 1])
-    values = jnp.array([0.475, 0.0, 1.0, 0.0, 0.0])  # of the turns 0 to 4
+    parents = np.array([-1, -1, 0, 0, 1])
+    values = np.array([0.475, 0.0, 1.0, 0.0, 0.0])  # of the turns 0 to 4
     for options in ({}, {"scale": "std"}):
         forks = forks_of(values[STEPS], STEPS, turn_where=THERE, **options)
         more = {"ddof": 1, "eps": 1e-6} if options else {}
@@ -43,12 +44,12 @@ def test_a_table_of_nodes_has_the_same_advantages():
 
 def test_values_that_differ_by_rounding_are_equal():
     """A mean over other rollouts of one outcome may differ in its last digit."""
-    steps, there = jnp.array([[0], [1]]), jnp.ones((2, 1), bool)
-    near = jnp.array([[30.1], [np.nextafter(np.float32(30.1), np.float32(np.inf))]])
+    steps, there = np.array([[0], [1]]), np.ones((2, 1), bool)
+    near = np.array([[30.1], [np.nextafter(np.float32(30.1), np.float32(np.inf))]])
     for scale in (None, "std"):
         forks = forks_of(near, steps, turn_where=there, scale=scale)
         np.testing.assert_array_equal(forks, np.zeros((2, 1)))
-    forks = forks_of(jnp.array([[30.1], [30.2]]), steps, turn_where=there, scale="std")
+    forks = forks_of(np.array([[30.1], [30.2]]), steps, turn_where=there, scale="std")
     np.testing.assert_allclose(jnp.abs(forks[:, 0]), 0.5**0.5 * np.ones(2), rtol=1e-4)
 
 
@@ -116,15 +117,15 @@ def test_every_turn_equals_a_walk_over_the_tree(seed):
 
 
 def test_turns_of_tokens_and_no_forks():
-    ids = jnp.array([[0, 0, 0, 5, 5], [0, 0, 9, 9, 9], [7, 7, 7, 7, 7]])
-    turn_ids = jnp.array([[0, 0, -1, 1, 1]] * 3)
+    ids = np.array([[0, 0, 0, 5, 5], [0, 0, 9, 9, 9], [7, 7, 7, 7, 7]])
+    turn_ids = np.array([[0, 0, -1, 1, 1]] * 3)
     mask = turn_ids >= 0
     assert turn_nodes(ids, mask, turn_ids, turns=2).tolist() == [[0, 5], [0, 9], [7, 7]]
-    rewards, there = jnp.array([1.0, 0.5, 0.0]), jnp.ones((3, 2), bool)
+    rewards, there = np.array([1.0, 0.5, 0.0]), np.ones((3, 2), bool)
     arrays = {"node_ids": ids, "mask": mask, "turn_ids": turn_ids, "turn_where": there}
     outcome = grpo(rewards)[:, None]
     alone = portool(rewards, **arrays, fork_weight=0.0)
-    np.testing.assert_allclose(alone, jnp.repeat(outcome, 2, 1), atol=1e-6)
+    np.testing.assert_allclose(alone, np.repeat(outcome, 2, 1), atol=1e-6)
     both = portool(rewards, **arrays, gamma=1.0, trajectory_weight=2.0)
     # First turns are worth 0.75 and 0; the second ones of the first two fork.
     forks = np.array([[0.375, 0.25], [0.375, -0.25], [-0.375, 0.0]])

@@ -23,7 +23,7 @@ update = jax.jit(beta_tracker_update)
 
 
 def start(alpha=(3.0, 1.0, 2.0), beta=(1.0, 1.0, 6.0)):
-    return BetaTracker(jnp.array(alpha), jnp.array(beta))
+    return BetaTracker(np.array(alpha), np.array(beta))
 
 
 def reference(alpha, beta, ids, rewards, rho, where):
@@ -45,37 +45,37 @@ def reference(alpha, beta, ids, rewards, rho, where):
 
 
 def test_init_has_the_worked_numbers():
-    state = beta_tracker_init(jnp.array([3.0]), 8)
+    state = beta_tracker_init(np.array([3.0]), 8)
     np.testing.assert_allclose(state.alpha, [3.111111], rtol=1e-6)
     np.testing.assert_allclose(state.beta, [4.888889], rtol=1e-6)
-    np.testing.assert_allclose(beta_tracker_value(state, jnp.array([0])), [0.388889], rtol=1e-5)
+    np.testing.assert_allclose(beta_tracker_value(state, np.array([0])), [0.388889], rtol=1e-5)
     # The share of the prompt's weight sqrt(v (1 - v)) + 0.05 among two, the other at 0.
-    shares = uncertainty_sampling_weights(jnp.array([0.388889, 0.0]))
+    shares = uncertainty_sampling_weights(np.array([0.388889, 0.0]))
     np.testing.assert_allclose(shares[0] / shares[1] * 0.05, 0.537498, rtol=1e-5)
 
 
 def test_init_without_samples():
     # Without samples SPO starts at 1/2 and 1/2; MSSR at a value of 1/2 with the full weight.
-    spo = beta_tracker_init(jnp.array([0.0, 1.0]), jnp.array([0, 1]))
+    spo = beta_tracker_init(np.array([0.0, 1.0]), np.array([0, 1]))
     np.testing.assert_allclose(spo.alpha, [0.5, 8 * 1.5 / 2])
     np.testing.assert_allclose(spo.beta, [0.5, 8 * 0.5 / 2])
-    mssr = beta_tracker_init(jnp.array([0, 1]), jnp.array([0, 1]), smoothing=0.0)
+    mssr = beta_tracker_init(np.array([0, 1]), np.array([0, 1]), smoothing=0.0)
     assert mssr.alpha.tolist() == [4.0, 8.0]
     assert mssr.beta.tolist() == [4.0, 0.0]
     assert all(x.dtype == jnp.float32 for x in (*spo, *mssr))
 
 
 def test_update_has_the_worked_numbers():
-    state = beta_tracker_init(jnp.array([3.0]), 8)
-    ids, right = jnp.array([0]), jnp.array([[1.0]])
-    still = update(state, ids, right, kl_forgetting(jnp.array([0.0])))
+    state = beta_tracker_init(np.array([3.0]), 8)
+    ids, right = np.array([0]), np.array([[1.0]])
+    still = update(state, ids, right, kl_forgetting(np.array([0.0])))
     np.testing.assert_allclose(still.alpha, [3.986667], rtol=1e-6)
     np.testing.assert_allclose(still.beta, [4.693333], rtol=1e-6)
     np.testing.assert_allclose(beta_tracker_value(still, ids), [0.459293], rtol=1e-5)
-    np.testing.assert_allclose(kl_forgetting(jnp.array([0.01])), [0.890899], rtol=1e-6)
-    moved = update(state, ids, right, kl_forgetting(jnp.array([0.06])))
+    np.testing.assert_allclose(kl_forgetting(np.array([0.01])), [0.890899], rtol=1e-6)
+    moved = update(state, ids, right, kl_forgetting(np.array([0.06])))
     np.testing.assert_allclose(beta_tracker_value(moved, ids), [0.465278], rtol=1e-5)
-    raw = kl_forgetting(jnp.array([0.06]), low=0.0)
+    raw = kl_forgetting(np.array([0.06]), low=0.0)
     np.testing.assert_allclose(raw, [0.5], rtol=1e-6)
 
 
@@ -91,33 +91,33 @@ def test_equals_the_reference_with_duplicates_and_foreign_ids(ids, seed, per_row
     where = rng.random((4, 3)) < 0.6
     rho = rng.uniform(0.5, 1.0, 4).astype(np.float32) if per_row else np.full(4, 0.875, np.float32)
     state = start()
-    new = update(state, jnp.array(ids), rewards, rho, where=where)
+    new = update(state, np.array(ids), rewards, rho, where=where)
     alpha, beta = reference(state.alpha, state.beta, ids, rewards, rho, where)
     np.testing.assert_allclose(new.alpha, alpha, rtol=1e-5)
     np.testing.assert_allclose(new.beta, beta, rtol=1e-5)
 
 
 def test_several_rows_of_one_prompt_may_stand_in_any_order():
-    rewards, rho = jnp.array([[1.0], [0.0], [1.0]]), jnp.array([0.9, 0.8, 0.7])
-    one = update(start(), jnp.array([2, 2, 0]), rewards, rho)
-    other = update(start(), jnp.array([0, 2, 2]), rewards[::-1], rho[::-1])
+    rewards, rho = np.array([[1.0], [0.0], [1.0]]), np.array([0.9, 0.8, 0.7])
+    one = update(start(), np.array([2, 2, 0]), rewards, rho)
+    other = update(start(), np.array([0, 2, 2]), rewards[::-1], rho[::-1])
     for a, b in zip(one, other, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_the_weight_tends_to_that_of_the_constant_factor():
-    state, ids = start(), jnp.array([0])
+    state, ids = start(), np.array([0])
     for step in range(80):
-        state = update(state, ids, jnp.array([[float(step % 2)]]), jnp.array([0.8]))
+        state = update(state, ids, np.array([[float(step % 2)]]), np.array([0.8]))
     np.testing.assert_allclose(state.alpha[0] + state.beta[0], 1 / (1 - 0.8), rtol=1e-5)
 
 
 def test_a_foreign_id_changes_nothing_and_its_value_is_nan():
     state = start()
     for foreign in (-1, -3, 3, 1000):
-        ids = jnp.array([foreign])
+        ids = np.array([foreign])
         assert np.isnan(beta_tracker_value(state, ids)).all()
-        new = update(state, ids, jnp.array([[1.0]]), jnp.array([0.5]))
+        new = update(state, ids, np.array([[1.0]]), np.array([0.5]))
         for a, b in zip(new, state, strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -126,13 +126,13 @@ def test_dropped_rollouts_are_never_read_and_a_prompt_without_one_is_not_visited
     where = np.array([[True, False], [False, False]])
     for junk in (0.0, 1e4, np.nan, np.inf):
         rewards = np.where(where, 1.0, junk).astype(np.float32)
-        new = update(start(), jnp.array([0, 1]), rewards, jnp.array([0.5, np.nan]), where=where)
+        new = update(start(), np.array([0, 1]), rewards, np.array([0.5, np.nan]), where=where)
         assert new.alpha.tolist() == [2.5, 1.0, 2.0]
         assert new.beta.tolist() == [0.5, 1.0, 6.0]
 
 
 def test_eager_equals_compiled_and_bfloat16_is_counted_in_float32():
-    ids, rewards = jnp.array([1, 1]), jnp.array([[1.0, 0.0], [1.0, 1.0]])
+    ids, rewards = np.array([1, 1]), np.array([[1.0, 0.0], [1.0, 1.0]])
     eager = beta_tracker_update(start(), ids, rewards.astype(jnp.bfloat16), 0.875)
     compiled = update(start(), ids, rewards, 0.875)
     for a, b in zip(eager, compiled, strict=True):
@@ -151,34 +151,34 @@ def test_eager_equals_compiled_and_bfloat16_is_counted_in_float32():
     ],
 )
 def test_discount_of_a_window(kl, monotone, two_sided):
-    window = jnp.array([0.5 * kl, 1.5 * kl])
+    window = np.array([0.5 * kl, 1.5 * kl])
     np.testing.assert_allclose(window_kl_discount(window), two_sided, atol=1e-6)
     np.testing.assert_allclose(window_kl_discount(window, rule="monotone"), monotone, atol=1e-6)
 
 
 @for_each("rule", ["two_sided", "monotone"])
 def test_only_measured_entries_of_a_window_count(rule):
-    window = jnp.array([0.004, 0.006, jnp.nan])
+    window = np.array([0.004, 0.006, np.nan])
     np.testing.assert_allclose(window_kl_discount(window, count=2, rule=rule), 0.9175, rtol=1e-6)
     np.testing.assert_allclose(window_kl_discount(window, count=0, rule=rule), 0.9175, rtol=1e-6)
 
 
 def test_sampling_weights_are_probabilities_that_favor_the_unsure():
-    values = jnp.array([[0.0, 0.5, 1.0, 0.9], [0.2, 0.2, 0.2, 0.2]])
+    values = np.array([[0.0, 0.5, 1.0, 0.9], [0.2, 0.2, 0.2, 0.2]])
     shares = np.asarray(uncertainty_sampling_weights(values))
     np.testing.assert_allclose(shares.sum(-1), 1.0, rtol=1e-6)
     assert shares[0].argmax() == 1
     np.testing.assert_allclose(shares[1], 0.25, rtol=1e-6)
-    np.testing.assert_array_equal(uncertainty_sampling_weights(jnp.ones((1, 4)), explore=0.0), 0.25)
+    np.testing.assert_array_equal(uncertainty_sampling_weights(np.ones((1, 4)), explore=0.0), 0.25)
 
 
 def test_gradients():
     check_grads(
-        lambda v: uncertainty_sampling_weights(v)[0], (jnp.array([0.3, 0.6, 0.8]),), order=1,
+        lambda v: uncertainty_sampling_weights(v)[0], (np.array([0.3, 0.6, 0.8]),), order=1,
         modes=["rev"], atol=1e-2, rtol=1e-2,
     )  # fmt: skip
     # At 0 and 1 the slope of the square root is infinite; ours is 0.
-    gradient = jax.grad(lambda v: uncertainty_sampling_weights(v)[1])(jnp.array([0.0, 0.5, 1.0]))
+    gradient = jax.grad(lambda v: uncertainty_sampling_weights(v)[1])(np.array([0.0, 0.5, 1.0]))
     assert np.isfinite(gradient).all()
-    slope = jax.grad(lambda d: kl_forgetting(d).sum())(jnp.array([0.0, 0.005, 0.5]))
+    slope = jax.grad(lambda d: kl_forgetting(d).sum())(np.array([0.0, 0.005, 0.5]))
     assert slope[0] == 0.0 and slope[1] < 0.0 and slope[2] == 0.0

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import put
 from rows import for_each
 
 from jaxrl_llm.advantages import (
@@ -26,14 +27,14 @@ shared_of = jax.jit(shared_prefix_advantages)
 advantages_of = jax.jit(depth_advantages, static_argnames=("trees", "max_depth", "bound"))
 branch_of = jax.jit(branch_advantages, static_argnames=("alpha", "max_depth"))
 # A root, two children, four leaves.
-PARENTS, DEPTH = jnp.array([-1, 0, 0, 1, 1, 2, 2]), jnp.array([0, 1, 1, 2, 2, 2, 2])
-LEAVES = jnp.array([9.0, 9.0, 9.0, 1.0, 0.0, 1.0, 1.0])
+PARENTS, DEPTH = np.array([-1, 0, 0, 1, 1, 2, 2]), np.array([0, 1, 1, 2, 2, 2, 2])
+LEAVES = np.array([9.0, 9.0, 9.0, 1.0, 0.0, 1.0, 1.0])
 
 
 def test_the_worked_tree():
     rewards = rewards_of(PARENTS, DEPTH, LEAVES, max_depth=2)
     np.testing.assert_allclose(rewards[:3], [0.75, 0.5, 1.0])
-    ours = advantages_of(rewards, DEPTH, jnp.zeros(7, int), trees=1, max_depth=2)
+    ours = advantages_of(rewards, DEPTH, np.zeros(7, int), trees=1, max_depth=2)
     np.testing.assert_allclose(ours, [0, -0.707107, 0.707107, 0.5, -1.5, 0.5, 0.5], atol=1e-5)
 
 
@@ -49,16 +50,16 @@ def test_the_worked_tree_of_segments():
         np.testing.assert_allclose(edges[leaf] + edges[parent], LEAVES[leaf] - 0.75, rtol=1e-6)
     # A child that ended early counts as much as its sibling's two.
     ragged = (
-        jnp.array([-1, 0, 0, 1, 1]),
-        jnp.array([0, 1, 1, 2, 2]),
-        LEAVES[jnp.array([0, 1, 3, 3, 4])],
+        np.array([-1, 0, 0, 1, 1]),
+        np.array([0, 1, 1, 2, 2]),
+        LEAVES[np.array([0, 1, 3, 3, 4])],
     )
     over = {
         name: float(rewards_of(*ragged, max_depth=2, over=name)[0])
         for name in ("children", "leaves")
     }
     assert over == pytest.approx({"children": 0.75, "leaves": 2 / 3})
-    equal = spo_of(jnp.ones(4), jnp.array([[0, 2], [0, 3], [1, 4], [1, 5]]), jnp.ones((4, 2), bool))
+    equal = spo_of(np.ones(4), np.array([[0, 2], [0, 3], [1, 4], [1, 5]]), np.ones((4, 2), bool))
     assert not np.asarray(equal).any()
 
 
@@ -151,7 +152,7 @@ def forked_rows(seed, G=6, T=9):
     return ids, mask, rows, rng
 
 
-@pytest.mark.parametrize("seed", range(4))
+@for_each("seed", range(4))
 def test_tokens_have_the_advantage_of_their_node(seed):
     ids, mask, paths, rng = forked_rows(seed)
     rewards = rng.normal(size=6).astype(np.float32)
@@ -262,82 +263,82 @@ def test_members_in_another_order_and_chains():
 
 
 def test_a_root_that_ended_and_was_forked_is_a_leaf_of_its_own():
-    rewards, mask = jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.ones((4, 3), bool)
-    ids = jnp.array([[0, 0, 0], [0, 2, 2], [0, 3, 3], [1, 1, 1]])
-    apart = ids.at[0, 1:].set(4)
+    rewards, mask = np.array([1.0, 0.0, 0.0, 0.0]), np.ones((4, 3), bool)
+    ids = np.array([[0, 0, 0], [0, 2, 2], [0, 3, 3], [1, 1, 1]])
+    apart = put(ids, np.s_[0, 1:], 4)
     for credit in (branch_of, spo_of):
         np.testing.assert_array_equal(credit(rewards, ids, mask), credit(rewards, apart, mask))
     ours = branch_of(rewards, ids, mask)
     np.testing.assert_allclose(ours[0], [0.7071, 1.1547, 1.1547], atol=1e-4)
     np.testing.assert_allclose(spo_of(rewards, ids, mask)[0], [1 / 6, 2 / 3, 2 / 3], atol=1e-6)
     # Forked at two places, the later one by a rollout of a lower number; a pause ends a run too.
-    ids = jnp.array([[5, 5, 5, 5], [5, 2, 2, 2], [5, 5, 3, 3], [5, 5, 3, 4]])
-    apart = jnp.array([[5, 6, 7, 7], [5, 2, 2, 2], [5, 6, 3, 8], [5, 6, 3, 4]])
-    mask, rewards = jnp.ones((4, 4), bool), jnp.array([1.0, 0.5, 0.25, 0.0])
+    ids = np.array([[5, 5, 5, 5], [5, 2, 2, 2], [5, 5, 3, 3], [5, 5, 3, 4]])
+    apart = np.array([[5, 6, 7, 7], [5, 2, 2, 2], [5, 6, 3, 8], [5, 6, 3, 4]])
+    mask, rewards = np.ones((4, 4), bool), np.array([1.0, 0.5, 0.25, 0.0])
     for deep in (0, 1, 2, 3):
         for credit in (branch_of, spo_of):
             ours = credit(rewards, ids, mask, max_depth=deep)
             np.testing.assert_array_equal(ours, credit(rewards, apart, mask, max_depth=deep))
     # A fork that takes no part ends no run.
-    ids, where = jnp.array([[0, 0], [0, 2], [1, 1]]), jnp.array([True, False, True])
-    ours = branch_of(jnp.array([1.0, jnp.nan, 0.0]), ids, jnp.ones((3, 2), bool), where=where)
+    ids, where = np.array([[0, 0], [0, 2], [1, 1]]), np.array([True, False, True])
+    ours = branch_of(np.array([1.0, np.nan, 0.0]), ids, np.ones((3, 2), bool), where=where)
     np.testing.assert_allclose(ours, np.array([[1, 1], [0, 0], [-1, -1]]) / 2**0.5, rtol=1e-5)
 
 
 def test_equal_rewards_have_finite_gradients():
-    ids, mask = jnp.array([[0, 2], [0, 3], [1, 4], [1, 5]]), jnp.ones((4, 2), bool)
-    for logp in (None, jnp.zeros((4, 2))):
+    ids, mask = np.array([[0, 2], [0, 3], [1, 4], [1, 5]]), np.ones((4, 2), bool)
+    for logp in (None, np.zeros((4, 2))):
         slope = jax.grad(lambda r, logp=logp: branch_of(r, ids, mask, old_logp=logp).sum())
-        np.testing.assert_array_equal(slope(jnp.ones(4)), np.zeros(4))
+        np.testing.assert_array_equal(slope(np.ones(4)), np.zeros(4))
     steps = jax.grad(lambda r: advantages_of(r, DEPTH, 0 * DEPTH, trees=1, max_depth=2).sum())
-    np.testing.assert_array_equal(steps(jnp.ones(7)), np.zeros(7))
+    np.testing.assert_array_equal(steps(np.ones(7)), np.zeros(7))
 
 
-@pytest.mark.parametrize("reward", [8.1, -0.1, 3e4])
+@for_each("reward", [8.1, -0.1, 3e4])
 def test_equal_rewards_have_advantage_zero_whatever_their_size(reward):
     """The mean of several float32 rewards of 8.1 is not 8.1, nor the same for every number."""
-    mask = jnp.ones((8, 1), bool)
-    alone = branch_of(jnp.full(8, reward), jnp.arange(8)[:, None], mask)
+    mask = np.ones((8, 1), bool)
+    alone = branch_of(np.full(8, reward), np.arange(8)[:, None], mask)
     np.testing.assert_array_equal(alone, np.zeros((8, 1)))
     for seed in range(4):
         ids, mask, _, rng = forked_rows(seed, G=12)
         logp = rng.normal(size=mask.shape).astype(np.float32)
         for ours in (
-            branch_of(jnp.full(12, reward), ids, mask),
-            branch_of(jnp.full(12, reward), ids, mask, old_logp=logp),
-            spo_of(jnp.full(12, reward), ids, mask, scale="std"),
+            branch_of(np.full(12, reward), ids, mask),
+            branch_of(np.full(12, reward), ids, mask, old_logp=logp),
+            spo_of(np.full(12, reward), ids, mask, scale="std"),
         ):
             np.testing.assert_array_equal(ours, np.zeros(mask.shape))
     # By one rounding, as of means that are computed on different paths.
-    near = jnp.array([reward, np.nextafter(np.float32(reward), np.float32(np.inf))])
+    near = np.array([reward, np.nextafter(np.float32(reward), np.float32(np.inf))])
     for ours in (
-        siblings_of(near, jnp.array([-1, -1]), scale="std"),
-        advantages_of(near, jnp.zeros(2, int), jnp.zeros(2, int), trees=1, max_depth=0),
+        siblings_of(near, np.array([-1, -1]), scale="std"),
+        advantages_of(near, np.zeros(2, int), np.zeros(2, int), trees=1, max_depth=0),
     ):
         np.testing.assert_array_equal(ours, np.zeros(2))
     # Rewards that do differ count however large they are.
-    apart = jnp.array([reward, 1.001 * reward])
-    scaled = siblings_of(apart, jnp.array([-1, -1]), scale="std")
+    apart = np.array([reward, 1.001 * reward])
+    scaled = siblings_of(apart, np.array([-1, -1]), scale="std")
     np.testing.assert_allclose(np.abs(scaled), np.ones(2), rtol=1e-3)
 
 
 def test_a_lone_winner_of_a_large_group_has_the_bound():
-    rewards, mask = jnp.zeros(32).at[0].set(1.0), jnp.ones((32, 1), bool)
-    ours = branch_of(rewards, jnp.arange(32)[:, None], mask)[:, 0]
+    rewards, mask = put(np.zeros(32), 0, 1.0), np.ones((32, 1), bool)
+    ours = branch_of(rewards, np.arange(32)[:, None], mask)[:, 0]
     assert grpo(rewards, eps=1e-8)[0] > 5
     np.testing.assert_allclose(ours, jnp.clip(grpo(rewards, eps=1e-8), -5.0, 5.0), rtol=1e-5)
 
 
 def test_siblings_of_one_parent_are_a_group_of_grpo():
-    rewards = jnp.array([1.0, 0.0, 0.25, 0.5])
-    ours = siblings_of(rewards, jnp.full(4, -1), scale="std", ddof=1, eps=1e-6)
+    rewards = np.array([1.0, 0.0, 0.25, 0.5])
+    ours = siblings_of(rewards, np.full(4, -1), scale="std", ddof=1, eps=1e-6)
     np.testing.assert_allclose(ours, grpo(rewards), rtol=1e-6)
 
 
 def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
     """ARPO's worked number; and a sum over all copies, in which shared logits are one parameter."""
-    ids = jnp.array([[0, 1], [0, 2], [0, 3]])
-    mask, soft = jnp.ones((3, 2), bool), jnp.array([1.0, -1.0, 0.2])
+    ids = np.array([[0, 1], [0, 2], [0, 3]])
+    mask, soft = np.ones((3, 2), bool), np.array([1.0, -1.0, 0.2])
     hard = shared_of(soft, ids, mask)
     np.testing.assert_allclose(hard, [[0.2 / 3, 1.0], [0.2 / 3, -1.0], [0.2 / 3, 0.2]], rtol=1e-5)
 
@@ -345,35 +346,35 @@ def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
         def loss(logp):
             return -jnp.sum(advantages * logp[ids])
 
-        return jax.grad(loss)(jnp.zeros(4))
+        return jax.grad(loss)(np.zeros(4))
 
     np.testing.assert_allclose(gradient(soft[:, None]), gradient(hard), atol=1e-6)
 
 
 def test_chains_are_grpo_at_every_depth():
-    outcome = jnp.array([1.0, 0.0, 0.0, 1.0])
-    parents = jnp.array([-1, 0, 0, 0, 0, 1, 2, 3, 4])
-    depth = jnp.array([0, 1, 1, 1, 1, 2, 2, 2, 2])
-    rewards = rewards_of(parents, depth, jnp.concatenate([jnp.zeros(5), outcome]), max_depth=2)
-    ours = advantages_of(rewards, depth, jnp.zeros(9, int), trees=1, max_depth=2)
+    outcome = np.array([1.0, 0.0, 0.0, 1.0])
+    parents = np.array([-1, 0, 0, 0, 0, 1, 2, 3, 4])
+    depth = np.array([0, 1, 1, 1, 1, 2, 2, 2, 2])
+    rewards = rewards_of(parents, depth, np.concatenate([np.zeros(5), outcome]), max_depth=2)
+    ours = advantages_of(rewards, depth, np.zeros(9, int), trees=1, max_depth=2)
     expected = grpo(outcome, eps=1e-8)
     np.testing.assert_allclose(ours[1:5], expected, atol=1e-6)
     np.testing.assert_allclose(ours[5:], expected, atol=1e-6)
 
 
-@for_each("junk", [jnp.nan, jnp.inf, 1e4])
+@for_each("junk", [np.nan, np.inf, 1e4])
 def test_absent_nodes_are_not_read(junk):
-    parents = jnp.concatenate([PARENTS, jnp.array([0, 3])])
-    depth = jnp.concatenate([DEPTH, jnp.array([1, 3])])
-    where = jnp.arange(9) < 7
-    leaves = jnp.concatenate([LEAVES, jnp.array([junk, junk])])
+    parents = np.concatenate([PARENTS, np.array([0, 3])])
+    depth = np.concatenate([DEPTH, np.array([1, 3])])
+    where = np.arange(9) < 7
+    leaves = np.concatenate([LEAVES, np.array([junk, junk])])
     for logp in (None, jnp.where(where, 0.1, junk)):
         clean = None if logp is None else logp[:7]
         padded = rewards_of(parents, depth, leaves, max_depth=3, where=where, edge_logp=logp)
         alone = rewards_of(PARENTS, DEPTH, LEAVES, max_depth=2, edge_logp=clean)
         np.testing.assert_allclose(padded, [*alone, 0.0, 0.0], atol=1e-6)
     ours = advantages_of(
-        jnp.where(where, padded, junk), depth, jnp.zeros(9, int), trees=1, max_depth=3, where=where
+        jnp.where(where, padded, junk), depth, np.zeros(9, int), trees=1, max_depth=3, where=where
     )
-    clean = advantages_of(padded[:7], DEPTH, jnp.zeros(7, int), trees=1, max_depth=3)
+    clean = advantages_of(padded[:7], DEPTH, np.zeros(7, int), trees=1, max_depth=3)
     np.testing.assert_allclose(ours, [*clean, 0.0, 0.0], atol=1e-6)

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import normal
 from jax.test_util import check_grads
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
 
-ONES = jnp.ones((1, 4), bool)
+ONES = np.ones((1, 4), bool)
 
 
 def sample(seed, shape=(3, 2, 9), turns=4):
@@ -46,37 +47,37 @@ def backward(r, v, after, discount, trace):
 
 
 def test_worked_numbers_of_tokens():
-    rewards, values = jnp.array([[0.0, 0, 0, 1]]), jnp.array([[0.2, 0.9, 0.4, 0.5]])
-    mask = jnp.array([[True, False, True, True]])
+    rewards, values = np.array([[0.0, 0, 0, 1]]), np.array([[0.2, 0.9, 0.4, 0.5]])
+    mask = np.array([[True, False, True, True]])
     out = adv.gae(rewards, values, mask, lam=0.5)
     np.testing.assert_allclose(out, [[0.375, 0, 0.35, 0.5]], atol=1e-6)
 
 
 def test_worked_numbers_of_poad_and_egae():
-    rewards, values = jnp.array([[0.0, 0, 0, 1]]), jnp.array([[0.1, 0.2, 0.4, 0.7]])
-    ids = jnp.array([[0, 0, 1, 1]])
+    rewards, values = np.array([[0.0, 0, 0, 1]]), np.array([[0.1, 0.2, 0.4, 0.7]])
+    ids = np.array([[0, 0, 1, 1]])
     for intra, expected in (
         (1.0, [0.727166, 0.660175, 0.585, 0.3]),
         (0.9, [0.572444, 0.575958, 0.4865, 0.3]),
     ):
         out = adv.poad(rewards, values, ONES, turn_ids=ids, gamma=0.9, intra_gamma=intra, lam=0.95)
         np.testing.assert_allclose(out, [expected], atol=1e-5)
-    values = jnp.array([[0.2, 0.5, 0.6]] * 2)
+    values = np.array([[0.2, 0.5, 0.6]] * 2)
     out = adv.egae(
-        jnp.zeros((2, 3)), values, jnp.ones((2, 3), bool), unfinished=jnp.array([True, False])
+        np.zeros((2, 3)), values, np.ones((2, 3), bool), unfinished=np.array([True, False])
     )
     np.testing.assert_allclose(out, [[0.395, 0.1, 0], [-0.1465, -0.47, -0.6]], atol=1e-6)
 
 
 def test_starts_ends_and_rewards_of_turns():
-    ids = jnp.array([[0, 0, -1, 1, -1, 1, 3]])
-    mask = jnp.array([[True, True, True, True, False, True, True]])
+    ids = np.array([[0, 0, -1, 1, -1, 1, 3]])
+    mask = np.array([[True, True, True, True, False, True, True]])
     assert adv.turn_starts(mask, turn_ids=ids)[0].tolist() == [1, 0, 0, 1, 0, 0, 1]
     assert adv.turn_ends(mask, turn_ids=ids)[0].tolist() == [0, 1, 0, 0, 0, 1, 1]
     assert adv.turn_borders(mask, turn_ids=ids)[0].tolist() == [1, 1, 0, 1, 0, 1, 1]
     # The turn without a token loses its reward, and so does one that did not happen.
-    rewards = jnp.array([[1.0, 2.0, 3.0, jnp.nan]])
-    happened = jnp.array([[True, True, True, False]])
+    rewards = np.array([[1.0, 2.0, 3.0, np.nan]])
+    happened = np.array([[True, True, True, False]])
     out = adv.turn_end_rewards(rewards, mask, turn_ids=ids, turn_where=happened)
     assert out.tolist() == [[0, 1, 0, 0, 0, 2, 0]]
 
@@ -89,7 +90,7 @@ def test_sums_of_turns_equal_a_loop_and_leave_out_what_is_of_none():
         np.testing.assert_allclose(out[..., k], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.6), (0.5, 0.0)])
+@for_each(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.6), (0.5, 0.0)])
 def test_turns_equal_the_step_table(gamma, lam):
     rewards, values, mask, ids, happened = sample(1)
     options = {"turn_ids": ids, "turn_where": happened, "gamma": gamma, "lam": lam}
@@ -142,12 +143,12 @@ def test_poad_equals_a_scan_through_the_tokens_of_each_action(intra):
 
 
 def test_with_lambda_one_returns_do_not_depend_on_how_many_tokens_an_action_has():
-    rewards, where = jnp.array([[1.0, 2.0]]), jnp.ones((1, 2), bool)
+    rewards, where = np.array([[1.0, 2.0]]), np.ones((1, 2), bool)
     firsts = []
     for ids in ([[0, 1]], [[0, 0, 0, 1, 1]]):
-        ids = jnp.array(ids)
-        mask = jnp.ones(ids.shape, bool)
-        values = jax.random.normal(jax.random.key(len(firsts)), ids.shape)
+        ids = np.array(ids)
+        mask = np.ones(ids.shape, bool)
+        values = normal(len(firsts), ids.shape)
         placed = adv.turn_end_rewards(rewards, mask, turn_ids=ids, turn_where=where)
         plain = adv.poad_returns(placed, values, mask, turn_ids=ids, gamma=0.5, lam=1.0)
         naive = adv.poad_returns(
@@ -177,17 +178,17 @@ def test_egae_of_what_ended_is_gae_and_of_what_did_not_ignores_a_constant():
     rewards, values = rng.normal(size=(2, 3, 6)).astype(np.float32)
     mask = rng.random((3, 6)) < 0.7
     options = {"gamma": 0.9, "lam": 0.8}
-    ended = adv.egae(rewards, values, mask, unfinished=jnp.zeros(3, bool), **options)
+    ended = adv.egae(rewards, values, mask, unfinished=np.zeros(3, bool), **options)
     np.testing.assert_array_equal(ended, adv.gae(rewards, values, mask, **options))
-    cut = jnp.ones(3, bool)
+    cut = np.ones(3, bool)
     one = adv.egae(rewards, values, mask, unfinished=cut)
     two = adv.egae(rewards, values + 7.0, mask, unfinished=cut)
     np.testing.assert_allclose(one, two, atol=2e-5)
 
 
 def test_a_post_decision_value_that_is_the_next_value_gives_the_one_step_error():
-    values = jnp.array([[0.5, 0.4, 0.8, 0.3]])
-    rewards, ids = jnp.array([[0.2, 1.0]]), jnp.array([[0, 0, 1, 1]])
+    values = np.array([[0.5, 0.4, 0.8, 0.3]])
+    rewards, ids = np.array([[0.2, 1.0]]), np.array([[0, 0, 1, 1]])
     # At the last token of turn 0 the value is 0.5 times that of turn 1.
     out = adv.pdppo(rewards, values, ONES, turn_ids=ids, gamma=0.5, lam=0.0, combine="mean")
     np.testing.assert_allclose(
@@ -227,11 +228,11 @@ def test_gradients_equal_finite_differences():
     check_grads(function, (rewards, values), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
 
 
-X, IDS = jnp.ones((1, 4)), jnp.zeros((1, 4), int)
+X, IDS = np.ones((1, 4)), np.zeros((1, 4), int)
 
 
 @for_each("name", ["turn_end_rewards", "turn_gae_returns", "pdppo_returns"])
 def test_a_turn_beyond_the_rewards_is_nan_at_its_tokens_alone(name):
-    ids, values = jnp.array([[0, 1, 2, 9]]), () if name == "turn_end_rewards" else (X,)
-    out = getattr(adv, name)(X[:, :2], *values, jnp.arange(4) < jnp.array([[3]]), turn_ids=ids)
+    ids, values = np.array([[0, 1, 2, 9]]), () if name == "turn_end_rewards" else (X,)
+    out = getattr(adv, name)(X[:, :2], *values, np.arange(4) < np.array([[3]]), turn_ids=ids)
     assert np.isnan(out).tolist() == [[False, False, True, False]]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import put
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
@@ -18,8 +19,8 @@ from jaxrl_llm.advantages import (
 
 
 def test_outcomes_are_discounted_to_the_end():
-    where = jnp.array([[True, True, True], [True, True, False], [True, True, True]])
-    outcome = jnp.array([1.0, 1.0, 0.0])
+    where = np.array([[True, True, True], [True, True, False], [True, True, True]])
+    outcome = np.array([1.0, 1.0, 0.0])
     out = jax.jit(geometric_rewards)(outcome, turn_where=where, gamma=0.9)
     expected = [[0.81, 0.9, 1.0], [0.9, 1.0, 0.0], [0.0, 0.0, 0.0]]
     np.testing.assert_allclose(out, expected, atol=1e-6)
@@ -27,7 +28,7 @@ def test_outcomes_are_discounted_to_the_end():
     np.testing.assert_array_equal(even, np.where(where, outcome[:, None], 0.0))
     last = jax.jit(geometric_rewards)(outcome, turn_where=where, gamma=0.0)
     assert last.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    none = geometric_rewards(jnp.array([jnp.nan]), turn_where=jnp.zeros((1, 2), bool))
+    none = geometric_rewards(np.array([np.nan]), turn_where=np.zeros((1, 2), bool))
     assert none.tolist() == [[0.0, 0.0]]
 
 
@@ -44,18 +45,18 @@ def test_information_telescopes_and_the_last_turn_has_the_outcome():
     np.testing.assert_allclose(out[1, 0], share[1, 1] - share[1, 0], atol=1e-6)
     np.testing.assert_allclose(out[2], [0.5, 0.0, 0.0, 0.0])
     # All answers wrong, and yet turns differ.
-    wrong = info_gain_rewards(jnp.zeros(3), answer_logp=jnp.log(share))
+    wrong = info_gain_rewards(np.zeros(3), answer_logp=jnp.log(share))
     assert np.asarray(jr.advantages.turn_grpo(wrong)).any()
 
 
 def test_gates():
-    step = {"step": jnp.array([0.3, 0.3]), "outcome": jnp.array([0.0, 1.0])}
+    step = {"step": np.array([0.3, 0.3]), "outcome": np.array([0.0, 1.0])}
     order = ("step", "outcome")
     out = gated_rewards(step, order=order, thresholds=(0.0,))
     np.testing.assert_allclose(out, [0.0, 1.3], atol=1e-6)
     direct = gated_rewards(step, order=order, thresholds=(-np.inf,))
     np.testing.assert_allclose(direct, [0.3, 1.3], atol=1e-6)
-    three = {"a": jnp.array(0.2), "b": jnp.array(0.5), "c": jnp.array(1.0)}
+    three = {"a": np.array(0.2), "b": np.array(0.5), "c": np.array(1.0)}
     three = {name: x[None] for name, x in three.items()}
     out = gated_rewards(three, order=("a", "b", "c"), thresholds=(0.6, 0.0))
     np.testing.assert_allclose(out, [1.5], atol=1e-6)
@@ -63,8 +64,8 @@ def test_gates():
     out = gated_rewards(three, order=("a", "b", "c"), thresholds=(0.5, 0.9), weights=(1, 2, 3))
     np.testing.assert_allclose(out, [4.0], atol=1e-6)
     loud = gated_rewards(
-        {"step": jnp.array([0.3, jnp.nan]), "outcome": jnp.array([1.0, jnp.nan])},
-        order=order, thresholds=(0.0,), where=jnp.array([True, False]),
+        {"step": np.array([0.3, np.nan]), "outcome": np.array([1.0, np.nan])},
+        order=order, thresholds=(0.0,), where=np.array([True, False]),
     )  # fmt: skip
     np.testing.assert_allclose(loud, [1.3, 0.0], atol=1e-6)
 
@@ -82,15 +83,15 @@ def test_steps_count_only_behind_the_outcome():
     np.testing.assert_array_equal(np.asarray(out).sum(-1)[[0, 2]], outcome[[0, 2]])
     direct = gate(outcome, step_rewards=steps, threshold=-np.inf)
     np.testing.assert_allclose(direct, steps, atol=1e-6)
-    where = jnp.arange(3) < jnp.array([3, 2, 1, 3])[:, None]
-    junk = jnp.where(where, steps, jnp.nan)
+    where = np.arange(3) < np.array([3, 2, 1, 3])[:, None]
+    junk = jnp.where(where, steps, np.nan)
     assert np.isfinite(gate(outcome, step_rewards=junk, turn_where=where)).all()
 
 
-TURN_IDS = jnp.array([[0, 0, -1, 1, 2, -1], [0, -1, 1, 1, -1, 2], [0, 0, 1, 1, 1, 1]])
+TURN_IDS = np.array([[0, 0, -1, 1, 2, -1], [0, -1, 1, 1, -1, 2], [0, 0, 1, 1, 1, 1]])
 MASK = TURN_IDS >= 0
-INTERM = jnp.array([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-FINAL = jnp.array([1.0, 0.0, 1.0])
+INTERM = np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+FINAL = np.array([1.0, 0.0, 1.0])
 
 
 def test_places_of_turn_rewards():
@@ -103,25 +104,25 @@ def test_places_of_turn_rewards():
     single = place(FINAL, MASK, turn_ids=TURN_IDS, mode="single")
     np.testing.assert_array_equal(single, terminal_rewards(FINAL, MASK))
     # The third rollout's last turn lies beyond the tokens there are.
-    where = jnp.ones((3, 3), bool)
+    where = np.ones((3, 3), bool)
     cut = place(FINAL, MASK, turn_ids=TURN_IDS, mode="single", turn_where=where)
     assert cut[0].tolist() == single[0].tolist() and not np.asarray(cut[2]).any()
-    beyond = place(FINAL, MASK, turn_ids=TURN_IDS, turn_rewards=jnp.ones((3, 3)), max_total=4.0)
+    beyond = place(FINAL, MASK, turn_ids=TURN_IDS, turn_rewards=np.ones((3, 3)), max_total=4.0)
     np.testing.assert_allclose(beyond.sum(-1), [1.0, 0.75, 2 / 3], atol=1e-6)
 
 
 def test_an_episode_is_won_where_the_environment_says_so():
-    won = jnp.zeros((3, 3), bool).at[1, 2].set(True)
-    options = {"turn_ids": TURN_IDS, "turn_rewards": INTERM, "max_total": jnp.array([4.0, 4, 4])}
+    won = put(np.zeros((3, 3), bool), np.s_[1, 2], True)
+    options = {"turn_ids": TURN_IDS, "turn_rewards": INTERM, "max_total": np.array([4.0, 4, 4])}
     out = place_turn_rewards(FINAL, MASK, won=won, **options)
     np.testing.assert_allclose(out.sum(-1), [0.5, 1.0, 0.0], atol=1e-6)
-    junk = options | {"turn_rewards": INTERM.at[1, 2].set(jnp.nan)}
-    where = jnp.ones((3, 3), bool).at[1, 2].set(False)
+    junk = options | {"turn_rewards": put(INTERM, np.s_[1, 2], np.nan)}
+    where = put(np.ones((3, 3), bool), np.s_[1, 2], False)
     assert np.isfinite(place_turn_rewards(FINAL, MASK, won=won, turn_where=where, **junk)).all()
 
 
 def test_totals_are_over_the_tokens_of_the_mask():
     tokens = np.random.default_rng(2).normal(size=(3, 6)).astype(np.float32)
     expected = np.where(MASK, tokens, 0.0).sum(-1)
-    junk = jnp.where(MASK, tokens, jnp.nan)
+    junk = jnp.where(MASK, tokens, np.nan)
     np.testing.assert_allclose(token_totals(junk, MASK), expected, atol=1e-6)

@@ -53,7 +53,7 @@ def reference(rewards, turn_where, where, gamma, singleton):
 
 
 def test_worked_numbers():
-    rewards = jnp.array([[0.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
+    rewards = np.array([[0.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
     assert turn_returns(rewards).tolist() == [[1.0, 1.0], [0.0, 0.0], [2.0, 1.0]]
     expected = [[0.0, 0.5], [-1.5, -1.0], [1.5, 0.5]]
     np.testing.assert_allclose(compiled(rewards), expected, atol=1e-6)
@@ -73,8 +73,8 @@ def test_equals_the_step_table(singleton, gamma):
 
 
 def test_a_gap_between_turns_earns_nothing_and_costs_a_discount():
-    where = jnp.array([True, False, True])
-    out = turn_returns(jnp.array([1.0, jnp.nan, 1.0]), turn_where=where, gamma=0.5)
+    where = np.array([True, False, True])
+    out = turn_returns(np.array([1.0, np.nan, 1.0]), turn_where=where, gamma=0.5)
     assert out.tolist() == [1.25, 0.0, 1.0]
 
 
@@ -91,8 +91,8 @@ def test_adds_up_to_zero_over_the_rollouts_of_a_turn():
 
 
 def test_a_rollout_that_stopped_early_does_not_enter_later_turns():
-    rewards = jnp.array([[[1.0, 5.0], [0.0, 1.0], [0.0, 3.0]]])
-    turn_where = jnp.array([[[True, False], [True, True], [True, True]]])
+    rewards = np.array([[[1.0, 5.0], [0.0, 1.0], [0.0, 3.0]]])
+    turn_where = np.array([[[True, False], [True, True], [True, True]]])
     out = compiled(rewards, turn_where=turn_where)
     np.testing.assert_allclose(out[0, :, 1], [0.0, -2.0, 2.0], atol=1e-6)
 
@@ -136,27 +136,27 @@ def test_gradient_permutation_bfloat16_and_leading_axes():
 
 
 def test_returns_end_where_the_expert_is_left():
-    rewards, matches = jnp.array([1.0, 1.0, 0.1, 1.0]), jnp.array([True, True, False, True])
+    rewards, matches = np.array([1.0, 1.0, 0.1, 1.0]), np.array([True, True, False, True])
     out = turn_returns(rewards, matches=matches, gamma=0.5)
     np.testing.assert_allclose(out, [1.5, 1.0, 0.1, 1.0], atol=1e-6)
-    every = jnp.ones(4, bool)
+    every = np.ones(4, bool)
     plain = turn_returns(rewards, gamma=0.5)
     np.testing.assert_array_equal(turn_returns(rewards, matches=every, gamma=0.5), plain)
     np.testing.assert_allclose(turn_returns(rewards, matches=matches, gamma=0.0), rewards)
     # A turn that did not happen deviates from nothing.
-    there = jnp.array([True, True, False, True])
+    there = np.array([True, True, False, True])
     gap = turn_returns(rewards, turn_where=there, matches=matches, gamma=0.5)
     np.testing.assert_allclose(gap, [1.625, 1.25, 0.0, 1.0])
 
 
 def test_turns_standardized_together():
-    rewards = jnp.array([[0.2, 0.3, 1.0], [0.1, -0.1, 0.0]])
+    rewards = np.array([[0.2, 0.3, 1.0], [0.1, -0.1, 0.0]])
     one = [[-0.1270, 0.1270, 1.9050], [-0.3810, -0.8890, -0.6350]]
     to_come = [[1.9050, 2.0320, 1.9050], [-1.9050, -1.5240, -0.6350]]
     np.testing.assert_allclose(turn_grpo(rewards, gamma=0.0), one, atol=6e-5)
     np.testing.assert_allclose(turn_grpo(rewards), to_come, atol=1e-4)
-    assert not np.asarray(turn_grpo(jnp.full((2, 3), 0.1))).any()
-    assert turn_grpo(jnp.array([[3.0]])).tolist() == [[0.0]]
+    assert not np.asarray(turn_grpo(np.full((2, 3), 0.1))).any()
+    assert turn_grpo(np.array([[3.0]])).tolist() == [[0.0]]
     single, _, where = sample(8)
     np.testing.assert_allclose(
         turn_grpo(single[..., :1], where=where)[..., 0],
@@ -204,8 +204,8 @@ def test_ui_s1_adds_steps_and_episodes():
 
 def test_a_turn_counts_once_whatever_its_length():
     rng = np.random.default_rng(12)
-    turn_ids = jnp.array([[[0, 0, 0, -1, 1], [0, 1, 1, 2, 2]]])
-    mask = jnp.array([[[True, True, True, True, True], [True, True, True, True, False]]])
+    turn_ids = np.array([[[0, 0, 0, -1, 1], [0, 1, 1, 2, 2]]])
+    mask = np.array([[[True, True, True, True, True], [True, True, True, True, False]]])
     advantages = jnp.asarray(rng.normal(size=(1, 2, 5)), jnp.float32)
     out = equal_turns(advantages, mask, turn_ids=turn_ids)
     a = np.float64(advantages[0])
@@ -214,27 +214,27 @@ def test_a_turn_counts_once_whatever_its_length():
     mean = weighted_sum(out, token_mean(mask))
     assert float(mean) == pytest.approx(np.mean([x.mean() for x in turns]), abs=1e-6)
     assert not np.asarray(out)[0, 0, 3] and not np.asarray(out)[0, 1, 4]
-    loud = equal_turns(jnp.where(mask, advantages, jnp.nan), mask, turn_ids=turn_ids)
+    loud = equal_turns(jnp.where(mask, advantages, np.nan), mask, turn_ids=turn_ids)
     np.testing.assert_array_equal(loud, out)
 
 
 def test_tokens_take_the_value_of_their_turn():
-    advantages = jnp.array([[[1.0, 2.0], [3.0, 4.0]]])
-    turn_ids = jnp.array([[[0, 0, 1, -1], [1, 0, 7, 7]]])
-    mask = jnp.array([[[True, True, True, True], [True, True, False, False]]])
+    advantages = np.array([[[1.0, 2.0], [3.0, 4.0]]])
+    turn_ids = np.array([[[0, 0, 1, -1], [1, 0, 7, 7]]])
+    mask = np.array([[[True, True, True, True], [True, True, False, False]]])
     out = jax.jit(turns_to_tokens)(advantages, mask, turn_ids=turn_ids)
     assert out.tolist() == [[[1.0, 1.0, 2.0, 0.0], [4.0, 3.0, 0.0, 0.0]]]
     # An id that no turn has, on a token that is kept.
-    loud = turns_to_tokens(advantages, jnp.ones((1, 2, 4), bool), turn_ids=turn_ids)
+    loud = turns_to_tokens(advantages, np.ones((1, 2, 4), bool), turn_ids=turn_ids)
     assert np.isnan(np.asarray(loud)[0, 1, 2:]).all()
     assert np.isfinite(np.asarray(loud)[0, 0]).all()
     assert traits_of(turns_to_tokens).token_values and not traits_of(trloo).token_values
 
 
 def test_each_turn_gets_the_gradient_of_its_tokens():
-    turn_ids, mask = jnp.array([[0, 1, 1, 5]]), jnp.array([[True, True, True, False]])
+    turn_ids, mask = np.array([[0, 1, 1, 5]]), np.array([[True, True, True, False]])
     gradient = jax.grad(lambda a: turns_to_tokens(a, mask, turn_ids=turn_ids).sum())
-    assert gradient(jnp.array([[1.0, 2.0, 3.0]])).tolist() == [[1.0, 2.0, 0.0]]
+    assert gradient(np.array([[1.0, 2.0, 3.0]])).tolist() == [[1.0, 2.0, 0.0]]
 
 
 def test_in_a_chain_the_rewards_are_those_of_the_turns():
@@ -242,9 +242,9 @@ def test_in_a_chain_the_rewards_are_those_of_the_turns():
         jr.stateless(jr.core.given(trloo, rewards="turn_rewards")), jr.stateless(turns_to_tokens)
     )
     rewards, turn_where, where = sample(7)
-    turn_ids = jnp.broadcast_to(jnp.arange(3), rewards.shape)
+    turn_ids = np.broadcast_to(np.arange(3), rewards.shape)
     out, _ = chain.update(
-        jnp.zeros(rewards.shape[:2]), chain.init(), turn_rewards=jnp.asarray(rewards),
+        np.zeros(rewards.shape[:2]), chain.init(), turn_rewards=jnp.asarray(rewards),
         turn_where=turn_where, where=where, turn_ids=turn_ids, mask=turn_where,
     )  # fmt: skip
     np.testing.assert_allclose(

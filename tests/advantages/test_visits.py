@@ -1,7 +1,6 @@
 """The shift of the policy since the last visit: worked numbers, and what is remembered."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from rows import for_each
@@ -35,17 +34,17 @@ def responses(ids, lengths, *, width=L, first=1):
 def test_the_factor_of_a_shift_of_a_hundredth_as_worked_out():
     # One token of -1, then -1.02 and 0: D = (|.02| + 0) / 2 = .01 nats a token.
     batch = responses([2], [[2]])
-    _, shift, state = visit(MEMORY.init(), *batch, jnp.array([[[0.0] * L, [-1.0, -2.0, 9.0]]]))
+    _, shift, state = visit(MEMORY.init(), *batch, np.array([[[0.0] * L, [-1.0, -2.0, 9.0]]]))
     assert shift.tolist() == [0.0]  # a first visit
-    now = jnp.array([[[-1.02, -2.0, 7.0], [-3.0] * L]])
+    now = np.array([[[-1.02, -2.0, 7.0], [-3.0] * L]])
     _, shift, _ = visit(state, *batch, now)
     np.testing.assert_allclose(shift, [0.01], rtol=1e-4)
     np.testing.assert_allclose(kl_forgetting(shift), [0.890899], rtol=1e-5)
     # And from 8 rollouts of which 3 were right.
-    track, rates = spo_tracker(num_prompts=1, rho=None), beta_tracker_init(jnp.array([3.0]), 8)
+    track, rates = spo_tracker(num_prompts=1, rho=None), beta_tracker_init(np.array([3.0]), 8)
     for d, alpha, beta in ((0.0, 3.986667, 4.693333), (0.06, 3.722222, 4.277778)):
         _, after = track.update(
-            jnp.ones((1, 1)), rates, prompt_ids=jnp.array([0]), policy_shift=jnp.array([d])
+            np.ones((1, 1)), rates, prompt_ids=np.array([0]), policy_shift=np.array([d])
         )
         np.testing.assert_allclose(after.alpha, alpha, rtol=1e-6)
         np.testing.assert_allclose(after.beta, beta, rtol=1e-6)

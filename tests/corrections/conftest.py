@@ -1,3 +1,3 @@
 """Tests of this folder call the library as a step does."""
 
-from compiled import one_program_a_call  # noqa: F401
+from cheap import one_program_a_call  # noqa: F401

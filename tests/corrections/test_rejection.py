@@ -5,7 +5,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -77,7 +76,7 @@ def test_equals_the_float64_reference(level, scale):
 )
 def test_worked_numbers_lie_where_the_bound_flips(statistic, values):
     def kept(level, upper):
-        arrays = (jnp.asarray(G), jnp.zeros(4), ONES)
+        arrays = (jnp.asarray(G), np.zeros(4), ONES)
         return rejection_mask(*arrays, statistic=statistic, level=level, upper=upper)
 
     for token, value in enumerate(values[:3]):
@@ -89,7 +88,7 @@ def test_worked_numbers_lie_where_the_bound_flips(statistic, values):
 
 
 def test_k1_of_a_sequence_is_its_ratio_and_of_a_mean_its_geometric_mean():
-    arrays = (jnp.asarray(G), jnp.zeros(4), ONES)
+    arrays = (jnp.asarray(G), np.zeros(4), ONES)
     for level, value in (("sequence_sum", 2.013753), ("sequence_mean", 1.191246)):
         options = {"statistic": "k1", "level": level, "lower": 0.0}
         assert rejection_mask(*arrays, upper=value + 1e-5, **options).all()
@@ -118,8 +117,8 @@ def test_the_greatest_of_a_sequence_decides_like_each_token(statistic):
 
 
 def test_a_kept_nan_is_rejected():
-    d = jnp.array([[jnp.nan, 0.0], [0.0, 0.0]])
-    arrays = (d, jnp.zeros((2, 2)), jnp.ones((2, 2), bool))
+    d = np.array([[np.nan, 0.0], [0.0, 0.0]])
+    arrays = (d, np.zeros((2, 2)), np.ones((2, 2), bool))
     for statistic in ("k1", "k2", "k3"):
         tokens = rejection_mask(*arrays, statistic=statistic, level="token", upper=2.0)
         assert tokens.tolist() == [[False, True], [True, True]]
@@ -138,9 +137,9 @@ def test_veto_is_a_one_sided_bound_on_the_worst_token():
 
 
 def test_veto_ignores_the_clamp():
-    d, mask = jnp.array([[-25.0, 0.0]]), jnp.ones((1, 2), bool)
-    assert not veto_mask(d, jnp.zeros((1, 2)), mask, threshold=1e-10).any()
-    assert veto_mask(d, jnp.zeros((1, 2)), mask, threshold=1e-12).all()
+    d, mask = np.array([[-25.0, 0.0]]), np.ones((1, 2), bool)
+    assert not veto_mask(d, np.zeros((1, 2)), mask, threshold=1e-10).any()
+    assert veto_mask(d, np.zeros((1, 2)), mask, threshold=1e-12).all()
 
 
 def m2_reference(d, mask, threshold):
@@ -168,13 +167,13 @@ def test_m2_keeps_all_on_policy_and_nothing_of_nothing():
     mask = np.array([[True, True, False]])
     np.testing.assert_array_equal(m2_mask(np.zeros((1, 3)), np.zeros((1, 3)), mask), mask)
     assert not m2_mask(np.zeros((1, 3)), np.zeros((1, 3)), np.zeros((1, 3), bool)).any()
-    assert m2_mask(jnp.zeros((0, 3)), jnp.zeros((0, 3)), jnp.zeros((0, 3), bool)).shape == (0, 3)
+    assert m2_mask(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3), bool)).shape == (0, 3)
 
 
 def test_m2_the_threshold_is_strict_and_the_earlier_of_equals_stays():
-    d, mask = jnp.array([[2.0, 1.0, 1.0]]), jnp.ones((1, 3), bool)
-    assert m2_mask(d, jnp.zeros((1, 3)), mask, threshold=1.0).tolist() == [[False, True, False]]
-    assert m2_mask(d, jnp.zeros((1, 3)), mask, threshold=1.01).tolist() == [[False, True, True]]
+    d, mask = np.array([[2.0, 1.0, 1.0]]), np.ones((1, 3), bool)
+    assert m2_mask(d, np.zeros((1, 3)), mask, threshold=1.0).tolist() == [[False, True, False]]
+    assert m2_mask(d, np.zeros((1, 3)), mask, threshold=1.01).tolist() == [[False, True, True]]
 
 
 def test_off_policy_mask_drops_what_is_bad_and_far():
@@ -189,9 +188,9 @@ def test_off_policy_mask_drops_what_is_bad_and_far():
 
 
 def test_off_policy_mask_of_token_advantages_drops_the_negative_tokens():
-    old, behavior = jnp.full((1, 3), -2.0), jnp.full((1, 3), -1.0)
+    old, behavior = np.full((1, 3), -2.0), np.full((1, 3), -1.0)
     kept = off_policy_sequence_mask(
-        jnp.array([[-1.0, 0.0, 1.0]]), jnp.ones((1, 3), bool), old_logp=old, behavior_logp=behavior
+        np.array([[-1.0, 0.0, 1.0]]), np.ones((1, 3), bool), old_logp=old, behavior_logp=behavior
     )
     assert kept.tolist() == [[False, True, True]]
 
@@ -207,49 +206,6 @@ def test_off_policy_mask_equals_the_reference():
     options = {"old_logp": d, "behavior_logp": 0 * d, "threshold": 0.05}
     np.testing.assert_array_equal(off_policy_sequence_mask(advantages, mask, **options), expected)
     assert (expected != mask).any()
-
-
-ZEROS = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
-K1 = {"statistic": "k1", "level": "token"}
-
-
-@for_each(
-    ("message", "call"),
-    {
-        "rejection_mask: lower has no effect with .*'k2'": lambda: rejection_mask(
-            *ZEROS, statistic="k2", level="token", upper=1.0, lower=0.5
-        ),
-        "rejection_mask: invert has no effect with .*'k3'": lambda: rejection_mask(
-            *ZEROS, statistic="k3", level="token", upper=1.0, invert=True
-        ),
-        "lower and upper must have 1 between .*got 2 and 0.5": lambda: rejection_mask(
-            *ZEROS, upper=0.5, **K1
-        ),
-        "lower and upper must have 1 between .*got 1.1 and 2": lambda: rejection_mask(
-            *ZEROS, lower=1.1, upper=2.0, **K1
-        ),
-        "upper must be above 0; got 0": lambda: rejection_mask(*ZEROS, upper=0, **K1),
-        "upper must be above 0; got -1": lambda: rejection_mask(*ZEROS, upper=-1, **K1),
-        "level must be one of .* Did you mean 'sequence_max'": lambda: rejection_mask(
-            *ZEROS, statistic="k1", level="seq_max", upper=2.0
-        ),
-        "statistic must be one of 'k1', 'k2', 'k3'; got 'k4'": lambda: rejection_mask(
-            *ZEROS, statistic="k4", level="token", upper=2.0
-        ),
-        "veto_mask: threshold must not be above 1": lambda: veto_mask(*ZEROS, threshold=2.0),
-        "veto_mask: threshold must be above 0": lambda: veto_mask(*ZEROS, threshold=0.0),
-        "m2_mask: threshold must be above 0": lambda: m2_mask(*ZEROS, threshold=0.0),
-        "threshold must not be negative": lambda: off_policy_sequence_mask(
-            jnp.zeros(()), ZEROS[2], old_logp=ZEROS[0], behavior_logp=ZEROS[1], threshold=-1.0
-        ),
-        "advantages must have the shape": lambda: off_policy_sequence_mask(
-            jnp.zeros(3), ZEROS[2], old_logp=ZEROS[0], behavior_logp=ZEROS[1]
-        ),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_compiled_equals_eager_on_leading_axes():

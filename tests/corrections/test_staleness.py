@@ -3,18 +3,18 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from cheap import put
 from rows import for_each
 
 from jaxrl_llm import corrections
 from jaxrl_llm.corrections import loglinear_prox, staleness_capacity, version_lags
 
-VERSIONS = jnp.array([[[5, 6, 7], [3, 7, 7]], [[7, 7, 7], [6, 6, 99]]])
-MASK = jnp.ones((2, 2, 3), bool).at[1, 1, 2].set(False)
+VERSIONS = np.array([[[5, 6, 7], [3, 7, 7]], [[7, 7, 7], [6, 6, 99]]])
+MASK = put(np.ones((2, 2, 3), bool), np.s_[1, 1, 2], False)
 
 
 def staleness_mask(versions, mask, **options):
-    advantages = jnp.zeros(mask.shape[:-1])
+    advantages = np.zeros(mask.shape[:-1])
     return corrections.staleness_mask(advantages, mask, versions=versions, **options)
 
 
@@ -28,16 +28,16 @@ def test_mask_by_token_and_by_sequence():
 
 def test_the_current_version_may_come_with_the_prompts():
     one = staleness_mask(VERSIONS, MASK, current_version=7, max_staleness=1)
-    per_prompt = staleness_mask(VERSIONS, MASK, current_version=jnp.array([7, 7]), max_staleness=1)
+    per_prompt = staleness_mask(VERSIONS, MASK, current_version=np.array([7, 7]), max_staleness=1)
     np.testing.assert_array_equal(one, per_prompt)
-    later = staleness_mask(VERSIONS, MASK, current_version=jnp.array([7, 10]), max_staleness=1)
+    later = staleness_mask(VERSIONS, MASK, current_version=np.array([7, 10]), max_staleness=1)
     assert not later[1].any()
 
 
 def test_tokens_of_unknown_version_have_no_age():
     """As of a demonstration: a bound on the age drops none of them, at whatever step."""
-    versions = jnp.array([[-1, -1], [2, 6], [-1, 6], [-1, 2]])
-    mask = jnp.ones((4, 2), bool)
+    versions = np.array([[-1, -1], [2, 6], [-1, 6], [-1, 2]])
+    mask = np.ones((4, 2), bool)
     options = {"current_version": 6, "max_staleness": 1}
     whole = staleness_mask(versions, mask, **options)
     assert whole.tolist() == [[1, 1], [0, 0], [1, 1], [0, 0]]
@@ -48,9 +48,9 @@ def test_tokens_of_unknown_version_have_no_age():
 
 
 def test_loglinear_worked_numbers():
-    logp, behavior = jnp.full(5, -1.0), jnp.full(5, -2.0)
-    versions = jnp.array([3, 4, 5, 9, -1])
-    prox = loglinear_prox(logp, behavior, versions, jnp.ones(5, bool), current_version=5)
+    logp, behavior = np.full(5, -1.0), np.full(5, -2.0)
+    versions = np.array([3, 4, 5, 9, -1])
+    prox = loglinear_prox(logp, behavior, versions, np.ones(5, bool), current_version=5)
     np.testing.assert_allclose(prox, [-1.5, -2.0, -2.0, -2.0, -2.0])
 
 
@@ -63,14 +63,14 @@ def test_loglinear_equals_the_reference():
         v = versions[i]
         a = 0.0 if v >= 6 or v < 0 else min(max((5 - v) / (6 - v), 0.0), 1.0)
         expected[i] = mask[i] * ((1 - a) * behavior[i] + a * logp[i])
-    prox = loglinear_prox(logp, behavior, versions, mask, current_version=jnp.array([6, 6]))
+    prox = loglinear_prox(logp, behavior, versions, mask, current_version=np.array([6, 6]))
     np.testing.assert_allclose(prox, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_loglinear_reads_no_masked_cell_and_gives_no_gradient():
-    mask = jnp.array([True, False])
-    logp, behavior = jnp.array([-1.0, jnp.nan]), jnp.array([-2.0, jnp.inf])
-    versions = jnp.array([3, -7])
+    mask = np.array([True, False])
+    logp, behavior = np.array([-1.0, np.nan]), np.array([-2.0, np.inf])
+    versions = np.array([3, -7])
 
     def total(logp):
         return loglinear_prox(logp, behavior, versions, mask, current_version=5).sum()
@@ -108,11 +108,11 @@ def test_no_rollout_that_was_admitted_is_used_too_late():
 
 
 def test_lags_of_head_and_tail():
-    versions = jnp.array([[3, 4, 4, 9], [5, 5, 5, 5], [0, 0, 0, 0]])
-    mask = jnp.array([[True, True, True, False], [True] * 4, [False] * 4])
+    versions = np.array([[3, 4, 4, 9], [5, 5, 5, 5], [0, 0, 0, 0]])
+    mask = np.array([[True, True, True, False], [True] * 4, [False] * 4])
     head, tail = version_lags(versions, mask, current_version=6)
     assert head.tolist() == [3, 1, 0] and tail.tolist() == [2, 1, 0]
-    per_row = version_lags(versions, mask, current_version=jnp.array([6, 7, 8]))
+    per_row = version_lags(versions, mask, current_version=np.array([6, 7, 8]))
     assert [x.tolist() for x in per_row] == [[3, 2, 0], [2, 2, 0]]
 
 
@@ -121,47 +121,3 @@ def test_the_mask_of_sequences_is_a_bound_on_the_head_lag():
     keep = staleness_mask(VERSIONS, MASK, current_version=7, max_staleness=1)
     assert (keep == MASK & (head <= 1)[..., None]).all()
     assert keep.any() and (MASK & ~keep).any()
-
-
-@for_each(
-    ("message", "call"),
-    {
-        r"current_version must be one integer .*got \(3,\)": lambda: staleness_mask(
-            VERSIONS, MASK, current_version=jnp.zeros(3, int), max_staleness=1
-        ),
-        "max_staleness must not be negative": lambda: staleness_mask(
-            VERSIONS, MASK, current_version=7, max_staleness=-1
-        ),
-        "level must be one of 'token', 'sequence'": lambda: staleness_mask(
-            VERSIONS, MASK, current_version=7, max_staleness=1, level="group"
-        ),
-        "these must have the same shape: versions": lambda: staleness_mask(
-            VERSIONS[0], MASK, current_version=7, max_staleness=1
-        ),
-        "staleness_capacity: batch_size must be above 0": lambda: staleness_capacity(
-            0, 0, 0, batch_size=0, max_staleness=0, max_concurrent=1
-        ),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@for_each(
-    ("message", "call"),
-    {
-        "staleness_mask: versions must hold integers": lambda: staleness_mask(
-            VERSIONS * 1.0, MASK, current_version=7, max_staleness=1
-        ),
-        "version_lags: versions must hold integers": lambda: version_lags(
-            VERSIONS * 1.0, MASK, current_version=7
-        ),
-        "staleness_capacity: accepted must hold integers": lambda: staleness_capacity(
-            0, 0.5, 0, batch_size=1, max_staleness=0, max_concurrent=1
-        ),
-    }.items(),
-)
-def test_bad_types_are_named(message, call):
-    with pytest.raises(TypeError, match=message):
-        call()

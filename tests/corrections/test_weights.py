@@ -62,12 +62,12 @@ def batch(seed, scale):
     ],
 )
 def test_worked_numbers(options, expected):
-    weights = importance_weights(jnp.asarray(G), jnp.zeros(4), jnp.ones(4, bool), **options)
+    weights = importance_weights(jnp.asarray(G), np.zeros(4), np.ones(4, bool), **options)
     np.testing.assert_allclose(weights, expected, atol=1e-6)
 
 
 def test_worked_numbers_of_the_mask_form():
-    weights = masked_importance_weights(jnp.asarray(G), jnp.zeros(4), jnp.ones(4, bool))
+    weights = masked_importance_weights(jnp.asarray(G), np.zeros(4), np.ones(4, bool))
     np.testing.assert_allclose(weights, [1.105171, 0.740818, 0.0, 1.0], atol=1e-6)
 
 
@@ -88,10 +88,10 @@ def test_equals_the_float64_reference(level, normalize, scale):
 
 
 def test_a_sum_is_clamped_as_a_whole_and_not_token_by_token():
-    d, mask = jnp.array([30.0, -29.0]), jnp.ones(2, bool)
-    weights = importance_weights(d, jnp.zeros(2), mask, level="sequence", cap=None)
+    d, mask = np.array([30.0, -29.0]), np.ones(2, bool)
+    weights = importance_weights(d, np.zeros(2), mask, level="sequence", cap=None)
     np.testing.assert_allclose(weights, np.exp([1.0, 1.0]), rtol=1e-6)
-    far = importance_weights(d, jnp.zeros(2), mask, cap=None)
+    far = importance_weights(d, np.zeros(2), mask, cap=None)
     np.testing.assert_allclose(far, np.exp([20.0, -20.0]), rtol=1e-6)
 
 
@@ -105,17 +105,17 @@ def test_normalized_weights_have_mean_one(function):
 
 
 def test_a_batch_of_which_nothing_is_left_is_not_divided():
-    mask = jnp.ones((1, 2), bool)
+    mask = np.ones((1, 2), bool)
     weights = masked_importance_weights(
-        jnp.full((1, 2), 9.0), jnp.zeros((1, 2)), mask, normalize=True
+        np.full((1, 2), 9.0), np.zeros((1, 2)), mask, normalize=True
     )
     assert not weights.any()
 
 
 def test_levels_agree_on_sequences_of_one_token():
-    old, behavior = jnp.array([[0.4], [-0.2]]), jnp.zeros((2, 1))
+    old, behavior = np.array([[0.4], [-0.2]]), np.zeros((2, 1))
     a, b, c = (
-        importance_weights(old, behavior, jnp.ones((2, 1), bool), level=level, normalize=True)
+        importance_weights(old, behavior, np.ones((2, 1), bool), level=level, normalize=True)
         for level in LEVELS
     )
     np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -131,34 +131,6 @@ def test_a_sequence_has_one_weight():
             assert not row[~keep].any()
 
 
-ZEROS = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
-
-
-@for_each(
-    ("message", "call"),
-    {
-        "importance_weights: level must be one of .*'sequence'?": lambda: importance_weights(
-            *ZEROS, level="sequences"
-        ),
-        "floor must not be above cap; got 0.6 and 0.5": lambda: importance_weights(
-            *ZEROS, cap=0.5, floor=0.6
-        ),
-        "cap must be above 0": lambda: importance_weights(*ZEROS, cap=-1.0),
-        r"floor must be in \[0, 1\]; got 1.5": lambda: importance_weights(*ZEROS, floor=1.5),
-        "lower and upper must have 1 between .*got 1.5 and 2": lambda: masked_importance_weights(
-            *ZEROS, lower=1.5
-        ),
-        "lower and upper must have 1 between .*got 0.5 and 0.5": lambda: masked_importance_weights(
-            *ZEROS, upper=0.5
-        ),
-        "lower must not be negative": lambda: masked_importance_weights(*ZEROS, lower=-0.1),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_a_traced_cap_works():
-    cap = jax.jit(lambda cap: importance_weights(G, jnp.zeros(4), jnp.ones(4, bool), cap=cap))
+    cap = jax.jit(lambda cap: importance_weights(G, np.zeros(4), np.ones(4, bool), cap=cap))
     np.testing.assert_allclose(cap(2.0)[2], 2.0)

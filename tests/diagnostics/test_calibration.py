@@ -38,18 +38,18 @@ def test_a_model_whose_labels_are_drawn_from_it_is_calibrated_and_a_louder_one_i
 
 
 def test_what_is_masked_is_not_read_and_nothing_is_0():
-    where = jnp.array([True, False, True])
-    dirty = jnp.where(where, jnp.array([1.0, 0.0, -40.0]), jnp.nan)
-    seen = pair_calibration(dirty, jnp.zeros(3), where=where)
-    clean = pair_calibration(dirty[jnp.array([0, 2])], jnp.zeros(2))
+    where = np.array([True, False, True])
+    dirty = jnp.where(where, np.array([1.0, 0.0, -40.0]), np.nan)
+    seen = pair_calibration(dirty, np.zeros(3), where=where)
+    clean = pair_calibration(dirty[np.array([0, 2])], np.zeros(2))
     jax.tree.map(np.testing.assert_array_equal, seen, clean)
     assert seen.pairs[-1] == 1 and seen.accuracy[-1] == 0  # sure, and wrong
-    empty = pair_calibration(dirty, jnp.zeros(3), where=jnp.zeros(3, bool))
+    empty = pair_calibration(dirty, np.zeros(3), where=np.zeros(3, bool))
     assert all(not x.any() for x in empty)
 
 
 def test_bad_input_is_one_sentence():
     with pytest.raises(ValueError, match="pair_calibration: bins must be an integer above 0"):
-        pair_calibration(jnp.zeros(2), jnp.zeros(2), bins=0)
+        pair_calibration(np.zeros(2), np.zeros(2), bins=0)
     with pytest.raises(ValueError, match="pair_calibration: these must have the same shape"):
-        pair_calibration(jnp.zeros(2), jnp.zeros(3))
+        pair_calibration(np.zeros(2), np.zeros(3))

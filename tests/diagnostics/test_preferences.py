@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ def test_pairs_are_counted_one_by_one():
             margins.append(gap)
     junk = np.where(where, scores, np.nan), np.where(where, rewards, 1e4)
     for s, r in ((scores, rewards), junk):
-        order = pair_order(jnp.array(s), jnp.array(r), where=jnp.array(where))
+        order = pair_order(np.array(s), np.array(r), where=np.array(where))
         np.testing.assert_allclose(order.accuracy, np.mean(right), rtol=1e-6)
         np.testing.assert_allclose(order.margin, np.mean(margins), rtol=1e-6)
         np.testing.assert_allclose(order.chosen - order.rejected, order.margin, atol=1e-6)
@@ -31,27 +30,27 @@ def test_pairs_are_counted_one_by_one():
 
 
 def test_responses_of_one_side_make_no_pair():
-    scores, rewards = jnp.array([0.0, 1.0, 3.0, -1.0]), jnp.array([0.5, 0.0, 1.0, 0.5])
-    order = pair_order(scores, rewards, sides=jnp.array([True, False, False, True]))
+    scores, rewards = np.array([0.0, 1.0, 3.0, -1.0]), np.array([0.5, 0.0, 1.0, 0.5])
+    order = pair_order(scores, rewards, sides=np.array([True, False, False, True]))
     # 0 over 1, 2 over 0, 3 over 1, 2 over 3.
     assert order.pairs == 4
     np.testing.assert_allclose([order.accuracy, order.margin], [0.5, (-1 + 3 - 2 + 4) / 4])
-    apart = pair_order(scores, rewards, sides=jnp.arange(4))
+    apart = pair_order(scores, rewards, sides=np.arange(4))
     np.testing.assert_array_equal(apart, pair_order(scores, rewards))
-    assert pair_order(scores, rewards, sides=jnp.zeros(4, int)).pairs == 0
+    assert pair_order(scores, rewards, sides=np.zeros(4, int)).pairs == 0
     with pytest.raises(ValueError, match="pair_order: these must have the same shape"):
-        pair_order(scores, rewards, sides=jnp.zeros(3, int))
+        pair_order(scores, rewards, sides=np.zeros(3, int))
 
 
 def test_no_pair_is_zero():
-    order = pair_order(jnp.ones((2, 1)), jnp.ones((2, 1)))
+    order = pair_order(np.ones((2, 1)), np.ones((2, 1)))
     assert [float(x) for x in order] == [0.0] * 5
 
 
 def test_response_scores_of_sums_and_means():
-    logp, ref_logp = jnp.array([[-1.0, -2.0, jnp.nan]]), jnp.array([[-1.5, -1.0, jnp.nan]])
-    mask = jnp.array([[True, True, False]])
+    logp, ref_logp = np.array([[-1.0, -2.0, np.nan]]), np.array([[-1.5, -1.0, np.nan]])
+    mask = np.array([[True, True, False]])
     np.testing.assert_allclose(response_scores(logp, ref_logp, mask), [-0.5])
     np.testing.assert_allclose(response_scores(logp, None, mask), [-1.5])
     with pytest.raises(ValueError, match="pair_order: these must have the same shape"):
-        jr.diagnostics.pair_order(jnp.ones(3), jnp.ones(2))
+        jr.diagnostics.pair_order(np.ones(3), np.ones(2))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import put
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -39,7 +40,7 @@ def expected(logp, ref, center=0.0, weights=(0.8, 0.2, 1.0), beta=0.1):
     return losses
 
 
-@pytest.mark.parametrize("center", [None, 0.3])
+@for_each("center", [None, 0.3])
 def test_the_loss_of_a_group_is_that_of_its_best_and_worst(center):
     logp, ref = arrays()
     loss = preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, center=center)
@@ -101,11 +102,11 @@ def test_a_pair_counts_by_the_alignment_of_both(cap):
 
 def test_an_infinite_loss_of_weight_zero_is_zero():
     """Of a response with a token that the policy cannot produce."""
-    logp = jnp.zeros((2, 2)).at[0, 1].set(-jnp.inf)
-    mask, signs, zeros = jnp.ones((2, 2), bool), jnp.array([1.0, -1.0]), jnp.zeros((2, 2))
+    logp = put(np.zeros((2, 2)), np.s_[0, 1], -np.inf)
+    mask, signs, zeros = np.ones((2, 2), bool), np.array([1.0, -1.0]), np.zeros((2, 2))
 
     def pair(logp, loss=preferences.dpo):
-        options = {"ref_logp": zeros, "loss": loss, "alignment": jnp.array([0.0, 1.0])}
+        options = {"ref_logp": zeros, "loss": loss, "alignment": np.array([0.0, 1.0])}
         return preferences.paired(logp, None, signs, mask, **options)
 
     def squared(logp):
@@ -113,7 +114,7 @@ def test_an_infinite_loss_of_weight_zero_is_zero():
 
     def undesirable(logp):
         options = {"ref_logp": zeros, "density": jnp.float32(0.0), "loss": infinite}
-        return preferences.single(logp, None, signs, mask, rewards=jnp.zeros(2), **options)
+        return preferences.single(logp, None, signs, mask, rewards=np.zeros(2), **options)
 
     def infinite(logp, where):
         return -logp
@@ -130,11 +131,11 @@ def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
         return jnp.exp(0.1 * (rejected_logp - chosen_logp)) - 0.01 * chosen_logp
 
     def total(logp):
-        mask, signs = jnp.ones((2, 1), bool), jnp.array([1.0, -1.0])
+        mask, signs = np.ones((2, 1), bool), np.array([1.0, -1.0])
         options = {"ref_logp": None, "loss": exponential}
         return preferences.paired(logp[:, None], None, signs, mask, **options)[0, 0]
 
-    sums = jnp.array([-60.0, -1200.0])
+    sums = np.array([-60.0, -1200.0])
     value, slope = jax.value_and_grad(total)(sums)
     np.testing.assert_allclose(value, exponential(*sums), rtol=1e-6)
     np.testing.assert_allclose(slope, jax.grad(lambda x: exponential(*x))(sums), rtol=1e-6)
@@ -168,7 +169,7 @@ def test_what_cannot_be_is_said():
         preferences.paired(
             logp, None, ADVANTAGES, MASK, ref_logp=ref, center=0.1, loss=preferences.dpo
         )
-    for option in ({"gold": True}, {"margins": jnp.zeros(P)}):
+    for option in ({"gold": True}, {"margins": np.zeros(P)}):
         with pytest.raises(ValueError, match=f"{next(iter(option))} has no effect on ipo"):
             preferences.paired(
                 logp, None, ADVANTAGES, MASK, ref_logp=ref, loss=preferences.ipo, **option
@@ -176,7 +177,7 @@ def test_what_cannot_be_is_said():
     with pytest.raises(ValueError, match="max_alignment=1.0 has no effect without alignment"):
         preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, max_alignment=1.0)
     with pytest.raises(ValueError, match="max_alignment must be above 0"):
-        options = {"alignment": jnp.ones((P, G)), "max_alignment": 0.0}
+        options = {"alignment": np.ones((P, G)), "max_alignment": 0.0}
         preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, **options)
     with pytest.raises(ValueError, match="excess must be in"):
         preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, excess=2.0)
@@ -192,13 +193,13 @@ def test_what_cannot_be_is_said():
 
 def test_the_center_stays_finite_with_a_token_that_neither_policy_can_produce():
     center = preferences.running_center(beta=0.1)
-    logp = jnp.full((1, 2, 3), -1.0).at[0, 1, 2].set(-jnp.inf)
+    logp = put(np.full((1, 2, 3), -1.0), np.s_[0, 1, 2], -np.inf)
     mean, _ = center.update(
-        jnp.array([[1.0, 0.0]]),
+        np.array([[1.0, 0.0]]),
         center.init(),
-        where=jnp.ones((1, 2), bool),
+        where=np.ones((1, 2), bool),
         old_logp=logp,
         ref_logp=logp,
-        mask=jnp.ones((1, 2, 3), bool),
+        mask=np.ones((1, 2, 3), bool),
     )
     assert float(mean) == 0.0

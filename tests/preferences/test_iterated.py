@@ -9,7 +9,7 @@ from rows import for_each
 from jaxrl_llm import preferences
 from jaxrl_llm.core import bind
 
-STANDARD = [jnp.array([x]) for x in (-10.0, -14.0, -11.0, -13.0)]
+STANDARD = [np.array([x]) for x in (-10.0, -14.0, -11.0, -13.0)]
 # How probable it is that a row beats a column.
 ROCK_PAPER_SCISSORS = np.array([[0.5, 0.0, 1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.5]])
 
@@ -19,21 +19,21 @@ def arrays(seed, *shape):
 
 
 def test_worked_numbers_of_inpo():
-    previous = [jnp.array([-10.5]), jnp.array([-13.0])]
+    previous = [np.array([-10.5]), np.array([-13.0])]
     loss = preferences.inpo(*STANDARD, *previous, eta=0.25, ratio=1 / 3)
     assert float(loss[0]) == pytest.approx(0.111111, abs=1e-6)
 
 
 def test_inpo_names_its_own_arguments():
-    previous = [jnp.array([-10.5]), jnp.array([-13.0])]
+    previous = [np.array([-10.5]), np.array([-13.0])]
     with pytest.raises(ValueError, match="inpo: eta must be above 0"):
         preferences.inpo(*STANDARD, *previous, eta=0.0)
     with pytest.raises(ValueError, match=r"inpo: .*rejected_previous_logp \(2,\)"):
-        preferences.inpo(*STANDARD, previous[0], jnp.zeros(2))
+        preferences.inpo(*STANDARD, previous[0], np.zeros(2))
     with pytest.raises(ValueError, match=r"inpo: preference must have shape \(1,\)"):
-        preferences.inpo(*STANDARD, *previous, preference=jnp.ones(2))
+        preferences.inpo(*STANDARD, *previous, preference=np.ones(2))
     with pytest.raises(ValueError, match=r"seppo_sign: .* chosen_logp \(1,\)"):
-        preferences.seppo_sign(STANDARD[0], jnp.zeros(2))
+        preferences.seppo_sign(STANDARD[0], np.zeros(2))
 
 
 def test_inpo_between_two_references_is_ipo_at_the_ends():
@@ -49,32 +49,32 @@ def test_inpo_between_two_references_is_ipo_at_the_ends():
     )
     np.testing.assert_allclose(inpo(*rows, *rows[2:], ratio=0.4), ipo(*rows), rtol=1e-4)
     # Soft labels are least at h = (2 p - 1) / (2 eta), here 2 p - 1.
-    same = [jnp.zeros(5)] * 5
-    h = jnp.array([0.4, 0.4 + 1e-2, 0.4 - 1e-2, 1.0, -1.0])
+    same = [np.zeros(5)] * 5
+    h = np.array([0.4, 0.4 + 1e-2, 0.4 - 1e-2, 1.0, -1.0])
     soft = inpo(h, *same, preference=0.7)
     assert soft[0] < min(soft[1:3])
     np.testing.assert_allclose(soft[3:], [0.3 * 4, 0.7 * 4], rtol=1e-5)
-    labels = inpo(h, *same, preference=jnp.ones(5))
+    labels = inpo(h, *same, preference=np.ones(5))
     np.testing.assert_allclose(labels, inpo(h, *same), rtol=1e-5, atol=1e-6)
 
 
 def test_mnpo_weighs_the_policies_that_there_are():
     rows, history = arrays(2, 4, 5), arrays(3, 2, 5, 3)
-    weights = jnp.array([1.0, 3.0, 4.0])
-    there = jnp.array([True, True, False])
+    weights = np.array([1.0, 3.0, 4.0])
+    there = np.array([True, True, False])
     history[..., 2] = np.nan
     w, l, rw, rl = np.float64(rows)  # noqa: E741
     past = np.float64(history[0] - history[1])
     for options, mean in (
         ({"weights": weights, "history_where": there}, past[:, 0] / 4 + past[:, 1] * 3 / 4),
         ({"history_where": there}, past[:, :2].mean(-1)),
-        ({"history_where": jnp.zeros(3, bool)}, 0.0),
+        ({"history_where": np.zeros(3, bool)}, 0.0),
     ):
         ours = preferences.mnpo(*rows, *history, eta=0.5, ratio=0.3, **options)
         h = (w - l) - 0.3 * (rw - rl) - 0.7 * mean
         np.testing.assert_allclose(ours, (h - 1) ** 2, rtol=1e-5)
     slope = jax.grad(
-        lambda x: preferences.mnpo(*x[:4], x[4:5].T, x[5:].T, where=jnp.arange(5) < 3).sum()
+        lambda x: preferences.mnpo(*x[:4], x[4:5].T, x[5:].T, where=np.arange(5) < 3).sum()
     )(arrays(4, 6, 5))
     assert not slope[2:].any() and not slope[:, 3:].any() and slope[0, 0] == -slope[1, 0] != 0
     with pytest.raises(ValueError, match=r"mnpo: ratio must be in \[0, 1\]; got 2"):
@@ -87,7 +87,7 @@ def test_sppo_is_zero_at_its_target_alone():
     rows = arrays(5, 4, 3)
     rows[0] = rows[2] + 3.0  # (0.8 - 0.5) / 0.1
     rows[1] = rows[3] - 2.0
-    win = {"chosen_win_rate": 0.8, "rejected_win_rate": jnp.full(3, 0.3), "beta": 0.1}
+    win = {"chosen_win_rate": 0.8, "rejected_win_rate": np.full(3, 0.3), "beta": 0.1}
     np.testing.assert_allclose(preferences.sppo(*rows, **win), np.zeros(3), atol=1e-6)
     assert (np.asarray(preferences.sppo(rows[0] + 1, rows[1] + 1, *rows[2:], **win)) > 0.9).all()
 
@@ -101,8 +101,8 @@ def test_self_play_reaches_the_nash_policy_of_rock_paper_scissors(method):
     """All samples weighed by their probability; the policy is a softmax over the three moves."""
     matrix = jnp.asarray(ROCK_PAPER_SCISSORS, jnp.float32)
     i, j = (jnp.asarray(x) for x in np.divmod(np.arange(9), 3))
-    start = jax.nn.log_softmax(jnp.array([1.0, 0.0, -0.5]))
-    ref = jnp.full(3, -jnp.log(3.0))
+    start = jax.nn.log_softmax(np.array([1.0, 0.0, -0.5]))
+    ref = np.full(3, -jnp.log(3.0))
 
     def loss(logits, previous):
         logp = jax.nn.log_softmax(logits)
@@ -121,7 +121,7 @@ def test_self_play_reaches_the_nash_policy_of_rock_paper_scissors(method):
         opponent = jax.nn.softmax(0.7 * logp + 0.3 * ref)
         win = matrix @ jax.lax.stop_gradient(opponent)
         each = preferences.nash_md(
-            logp[:, None], ref[:, None], jnp.ones((3, 1), bool), win, beta=0.3
+            logp[:, None], ref[:, None], np.ones((3, 1), bool), win, beta=0.3
         )
         return (p * each).sum()
 
@@ -134,7 +134,7 @@ def test_self_play_reaches_the_nash_policy_of_rock_paper_scissors(method):
 
     count = 500
     run = jax.jit(lambda *state: jax.lax.fori_loop(0, count, iteration, state))
-    logits, total = run(start, jnp.zeros(3))
+    logits, total = run(start, np.zeros(3))
     # The last policy of the regularized methods, the mean policy of SPPO.
     policy = total / count if method == "sppo" else jax.nn.softmax(logits)
     assert nash_gap(np.exp(start)) > 0.15
@@ -156,7 +156,7 @@ def test_nash_md_is_reinforce_with_a_penalty():
 
 def test_xpo_adds_the_likelihood_of_the_sample_of_the_reference():
     rows = arrays(7, 4, 3)
-    ours, where = jnp.array([True, False, True]), jnp.array([True, True, False])
+    ours, where = np.array([True, False, True]), np.array([True, True, False])
     rows[:, 2] = np.nan
     loss = preferences.xpo(*rows, ours, alpha=0.2, where=where)
     dpo = preferences.dpo(*rows, where=where)
@@ -170,17 +170,17 @@ def test_xpo_adds_the_likelihood_of_the_sample_of_the_reference():
 
 
 def test_seppo():
-    errors = [-jnp.array([x]) for x in (0.30, 0.50, 0.40, 0.45)]
+    errors = [-np.array([x]) for x in (0.30, 0.50, 0.40, 0.45)]
     loss = preferences.seppo(*errors, beta=1.0)
     assert float(loss[0]) == pytest.approx(0.620957, abs=1e-6)
-    scaled = preferences.seppo(*errors, beta=0.5, scale=jnp.array([2.0]))
+    scaled = preferences.seppo(*errors, beta=0.5, scale=np.array([2.0]))
     np.testing.assert_allclose(scaled, loss, rtol=1e-6)
     # A reference that is better at the chosen response: both are learned.
-    worse = [-jnp.array([x]) for x in (0.40, 0.50, 0.30, 0.45)]
+    worse = [-np.array([x]) for x in (0.40, 0.50, 0.30, 0.45)]
     assert float(preferences.seppo_sign(worse[0], worse[2])[0]) == -1
     expected = np.logaddexp(0, 0.10 + 0.05)
     assert float(preferences.seppo(*worse, beta=1.0)[0]) == pytest.approx(expected, abs=1e-6)
-    slope = jax.grad(lambda x: preferences.seppo(*x, beta=1.0).sum())(jnp.stack(worse))
+    slope = jax.grad(lambda x: preferences.seppo(*x, beta=1.0).sum())(np.stack(worse))
     assert (slope[:2] < 0).all() and not slope[2:].any()
     # A policy equal to its reference is a tie, and where the sign is +1 it is DPO.
     logp = arrays(8, 2, 4)
@@ -196,8 +196,8 @@ def test_seppo():
     better = arrays(9, 4, 4)
     better[0] = better[2] + 1
     np.testing.assert_allclose(preferences.seppo(*better), preferences.dpo(*better), rtol=1e-6)
-    where = jnp.array([True, True, False, True])
-    junk = jnp.where(where, better, jnp.nan)
+    where = np.array([True, True, False, True])
+    junk = jnp.where(where, better, np.nan)
     masked = preferences.seppo(*junk, where=where)
     np.testing.assert_allclose(masked, jnp.where(where, preferences.dpo(*better), 0), rtol=1e-6)
 
@@ -232,10 +232,10 @@ def test_win_rates_of_a_mixture_read_no_masked_sample_and_not_the_sample_itself(
     wins[:, 3] = wins[3] = np.nan
     np.fill_diagonal(wins, 9.0)
     logp = np.array([-1.0, -2.0, -3.0, np.nan], np.float32)
-    where = jnp.array([True, True, True, False])
+    where = np.array([True, True, True, False])
     rates = preferences.mixture_win_rates(wins, logp, logp, where=where)
     np.testing.assert_allclose(rates, [0.25, 0.25, 0.25, 0.0], rtol=1e-6)
-    alone = preferences.mixture_win_rates(wins, logp, logp, where=jnp.arange(4) == 1)
+    alone = preferences.mixture_win_rates(wins, logp, logp, where=np.arange(4) == 1)
     np.testing.assert_allclose(alone, [0.0, 0.5, 0.0, 0.0])
     with pytest.raises(ValueError, match="mixture_win_rates: mixture must be"):
         preferences.mixture_win_rates(wins, logp, logp, mixture=1.5)
@@ -244,8 +244,8 @@ def test_win_rates_of_a_mixture_read_no_masked_sample_and_not_the_sample_itself(
 
 
 def test_nash_md_of_a_token_that_neither_policy_can_produce():
-    logp, mask = jnp.array([[-1.0, -jnp.inf]]), jnp.ones((1, 2), bool)
-    even, beta = jnp.array([0.5]), 0.1
+    logp, mask = np.array([[-1.0, -np.inf]]), np.ones((1, 2), bool)
+    even, beta = np.array([0.5]), 0.1
     loss, gradient = jax.value_and_grad(
         lambda x: preferences.nash_md(x, logp, mask, even, beta=beta).sum()
     )(logp)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from rows import for_each
 
 from jaxrl_llm import advantages
@@ -18,12 +17,12 @@ def group(seed=0, size=4):
 
 
 def test_the_worked_numbers_of_both_versions():
-    logp, r = jnp.log(jnp.array([1.3, 0.9])), jnp.array([2.0, 1.0])
-    np.testing.assert_allclose(p3o(logp, jnp.zeros(2), r, clip="separate"), 0.045, atol=1e-6)
-    np.testing.assert_allclose(p3o(logp, jnp.zeros(2), r, clip="joint"), -0.117, atol=1e-6)
+    logp, r = jnp.log(np.array([1.3, 0.9])), np.array([2.0, 1.0])
+    np.testing.assert_allclose(p3o(logp, np.zeros(2), r, clip="separate"), 0.045, atol=1e-6)
+    np.testing.assert_allclose(p3o(logp, np.zeros(2), r, clip="joint"), -0.117, atol=1e-6)
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+@for_each("clip", CLIPS)
 def test_before_the_first_update_it_is_the_mean_of_rloo_over_the_group(clip):
     logp, _, r = group()
     slope = jax.grad(p3o)(logp, logp, r, clip=clip)
@@ -35,7 +34,7 @@ def test_before_the_first_update_it_is_the_mean_of_rloo_over_the_group(clip):
 @for_each("clip", CLIPS)
 def test_inside_the_box_the_gradient_is_the_theorem_s_and_outside_a_better_one_stops(clip):
     logp, old, r = group(1, 2)
-    old = logp + jnp.array([0.03, -0.05])
+    old = logp + np.array([0.03, -0.05])
     slope = jax.grad(p3o)(logp, old, r, clip=clip)
     ratio = np.exp(np.float64(logp) - np.float64(old)).prod()
     expected = -float(r[0] - r[1]) * ratio * np.array([1, -1]) / 2
@@ -58,12 +57,12 @@ def test_laws(clip, pairs):
         "all": [(i, j) for j in range(4) for i in range(j)],
         "adjacent": [(0, 1), (1, 2), (2, 3)],
     }
-    each = [p3o(*(x[jnp.array(p)] for x in (logp, old, r)), clip=clip) for p in order[pairs]]
+    each = [p3o(*(x[np.array(p)] for x in (logp, old, r)), clip=clip) for p in order[pairs]]
     np.testing.assert_allclose(loss, np.mean(each), rtol=1e-5)
-    value, slope = jax.value_and_grad(run)(logp, old, jnp.ones(4))
+    value, slope = jax.value_and_grad(run)(logp, old, np.ones(4))
     assert value == 0 and not slope.any()
-    where = jnp.array([[True, True, False, False], [True] + [False] * 3, [False] * 4])
-    dirty = [jnp.where(where, jnp.broadcast_to(x, (3, 4)), jnp.nan) for x in (logp, old, r)]
+    where = np.array([[True, True, False, False], [True] + [False] * 3, [False] * 4])
+    dirty = [jnp.where(where, np.broadcast_to(x, (3, 4)), np.nan) for x in (logp, old, r)]
     some, slope = jax.jit(
         jax.value_and_grad(lambda a, b, c: run(a, b, c, where=where).sum())
     )(*dirty)  # fmt: skip
@@ -74,7 +73,7 @@ def test_laws(clip, pairs):
 @for_each("clip", CLIPS)
 def test_the_reference_is_in_the_reward(clip):
     logp, old, r = group(4)
-    ref = old - jnp.array([0.5, -1.0, 0.0, 2.0])
+    ref = old - np.array([0.5, -1.0, 0.0, 2.0])
     shaped = r - 0.3 * (logp - ref)
     options = {"ref_logp": ref, "kl_coef": 0.3, "clip": clip}
     loss, slope = jax.value_and_grad(p3o)(logp, old, r, **options)
@@ -90,18 +89,3 @@ def test_the_gradient_stops_at_what_sampled_and_large_ratios_stay_finite():
     for clip in CLIPS:
         value, slope = jax.value_and_grad(p3o)(logp + 500, old, r, clip=clip)
         assert np.isfinite(value) and np.isfinite(slope).all()
-
-
-@for_each(
-    ("options", "words"),
-    [
-        ({"clip": "v1"}, "p3o: clip must be one of 'separate', 'joint'"),
-        ({"pairs": "every"}, "p3o: pairs must be one of"),
-        ({"eps": 0.0}, "p3o: eps must be above 0"),
-        ({"max_ratio": 0.5}, "p3o: max_ratio must be at least 1; got 0.5"),
-        ({"kl_coef": 0.1}, "p3o: kl_coef=0.1 needs ref_logp; got None"),
-    ],
-)
-def test_bad_options_are_one_sentence(options, words):
-    with pytest.raises(ValueError, match=words):
-        p3o(*group(), **options)

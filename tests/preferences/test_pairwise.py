@@ -11,7 +11,7 @@ from jaxrl_llm.core import call_with
 
 LN2 = np.log(2.0)
 # Chosen and rejected under the policy, then under the reference: log-ratios 1 and -1.
-STANDARD = [jnp.array([x]) for x in (-10.0, -14.0, -11.0, -13.0)]
+STANDARD = [np.array([x]) for x in (-10.0, -14.0, -11.0, -13.0)]
 LENGTHS = {"chosen_lengths": np.array([3, 7, 1, 12]), "rejected_lengths": np.array([4, 2, 9, 12])}
 ARRAYS = ("chosen_logp", "rejected_logp", "chosen_ref_logp", "rejected_ref_logp")
 
@@ -211,7 +211,7 @@ def test_value_and_gradient_equal_float64(name):
 
 @for_each("name", CASES)
 def test_absent_pairs_are_not_read(name):
-    where = jnp.array([True, False, True, False])
+    where = np.array([True, False, True, False])
     rows = np.minimum(arrays(1), -0.1)
     clean = jnp.where(where, call(name, rows), 0.0)
 
@@ -220,7 +220,7 @@ def test_absent_pairs_are_not_read(name):
         return value.sum(), value
 
     run = jax.jit(jax.value_and_grad(total, has_aux=True))
-    for junk in (jnp.nan, jnp.inf, -jnp.inf, 1e4):
+    for junk in (np.nan, np.inf, -np.inf, 1e4):
         (_, loss), slope = run(jnp.where(where, rows, junk))
         np.testing.assert_allclose(loss, clean, rtol=1e-5)
         assert np.isfinite(slope).all() and not slope[:, 1].any() and slope[0].any()
@@ -238,7 +238,7 @@ def standard(name, **options):
 
 
 def test_worked_numbers():
-    lengths = {"chosen_lengths": jnp.array([5]), "rejected_lengths": jnp.array([7])}
+    lengths = {"chosen_lengths": np.array([5]), "rejected_lengths": np.array([7])}
     assert standard("dpo") == pytest.approx(0.598139, abs=1e-6)
     assert standard("dpo", label_smoothing=0.1) == pytest.approx(0.618139, abs=1e-6)
     robust = standard("dpo", label_smoothing=0.1, robust=True)
@@ -246,14 +246,14 @@ def test_worked_numbers():
     assert standard("ipo") == pytest.approx(9.0)
     assert standard("ipo", per_token=True, **lengths) == pytest.approx(21.688980, abs=1e-5)
     assert standard("hinge") == pytest.approx(0.8)
-    slope = jax.grad(lambda x: preferences.dpo(*x).sum())(jnp.stack(STANDARD))
+    slope = jax.grad(lambda x: preferences.dpo(*x).sum())(np.stack(STANDARD))
     np.testing.assert_allclose(slope[:, 0], [-0.0450166, 0.0450166, 0.0, 0.0], atol=1e-7)
     win = {"chosen_win_rate": 0.8, "rejected_win_rate": 0.3}
     assert standard("sppo", beta=1.0, **win) == pytest.approx(0.565, abs=1e-6)
     assert standard("sppo", beta=1e-3, **win) == pytest.approx(64501.0, rel=1e-6)
     assert standard("sppo", beta=1.0) == pytest.approx(0.25)
-    pair = [jnp.array([-4.0]), jnp.array([-6.0])]
-    lengths = {"chosen_lengths": jnp.array([4]), "rejected_lengths": jnp.array([4])}
+    pair = [np.array([-4.0]), np.array([-6.0])]
+    lengths = {"chosen_lengths": np.array([4]), "rejected_lengths": np.array([4])}
     assert preferences.orpo(*pair, **lengths)[0] == pytest.approx(1.040114, abs=1e-6)
     assert preferences.simpo(*pair, **lengths)[0] == pytest.approx(LN2, abs=1e-6)
     calibrated = [preferences.slic(*STANDARD[:2], margin=m, likelihood=0.0)[0] for m in (1.0, 5.0)]
@@ -304,11 +304,11 @@ def test_limits_of_beta():
     np.testing.assert_allclose(
         preferences.dpo(*rows, beta=1e4) / 1e4, np.maximum(0, -h), rtol=1e-4, atol=1e-4
     )
-    far = [jnp.array([x]) for x in (-1e3, -10.0, -10.0, -10.0)]
+    far = [np.array([x]) for x in (-1e3, -10.0, -10.0, -10.0)]
     for name in ("dpo", "exo_pair", "discopop", "bco", "apo_zero"):
         value, slope = jax.value_and_grad(
             lambda x, name=name: getattr(preferences, name)(*x, beta=1.0).sum()
-        )(jnp.stack(far))
+        )(np.stack(far))
         assert np.isfinite(value) and np.isfinite(slope).all(), name
 
 
@@ -390,9 +390,9 @@ def test_relations_between_losses():
 
 
 def test_odds_near_certainty_are_finite():
-    logp = jnp.array([0.0, -1e-8, -0.6931, -0.6932, -50.0])
-    lengths = {"chosen_lengths": jnp.ones(5), "rejected_lengths": jnp.ones(5)}
-    run = jax.value_and_grad(lambda x: preferences.orpo(x, -jnp.ones(5), **lengths).sum())
+    logp = np.array([0.0, -1e-8, -0.6931, -0.6932, -50.0])
+    lengths = {"chosen_lengths": np.ones(5), "rejected_lengths": np.ones(5)}
+    run = jax.value_and_grad(lambda x: preferences.orpo(x, -np.ones(5), **lengths).sum())
     value, slope = run(logp)
     assert np.isfinite(value) and np.isfinite(slope).all()
 
@@ -408,43 +408,8 @@ def test_codpo_is_mpo_with_its_weights():
     np.testing.assert_allclose(rpo, ours, rtol=1e-6)
 
 
-TWO = jnp.zeros((4, 2))
-BAD = [
-    (
-        lambda: preferences.dpo(TWO[0], jnp.zeros(3), TWO[0], TWO[0]),
-        "dpo: these must have the same",
-    ),
-    (lambda: preferences.dpo(*TWO, robust=True), "robust=True has no effect with label_smoothing"),
-    (lambda: preferences.dpo(*TWO, likelihood=1.0), "dpo: a mean over tokens needs chosen_lengths"),
-    (lambda: preferences.dpo(*TWO, likelihood=-1.0), "likelihood must not be negative"),
-    (lambda: preferences.dpo(*TWO, label_smoothing=0.5), "label_smoothing must be below 0.5"),
-    (lambda: preferences.dpo(*TWO, divergence="jsd"), "divergence must be one of .* Did you mean"),
-    (lambda: preferences.ipo(*TWO, alpha=0.5), "alpha=0.5 has no effect with divergence='rever"),
-    (lambda: preferences.ipo(*TWO, per_token=True), "ipo: a mean over tokens needs chosen_lengths"),
-    (lambda: preferences.dpo(*TWO, margin=jnp.zeros(3)), "dpo: margin must have shape"),
-    (lambda: preferences.exo_pair(*TWO, label_smoothing=0.0), "label_smoothing must be above 0"),
-    (lambda: preferences.discopop(*TWO, tau=2.0), r"tau must be in \(0, 1\]; got 2"),
-    (lambda: preferences.bco(*TWO, beta=0.0), "bco: beta must be above 0; got 0"),
-    (lambda: preferences.mpo(*TWO, chosen_lengths=jnp.ones(3)), "mpo: chosen_lengths must have sh"),
-    (
-        lambda: preferences.mpo(*TWO, chosen_lengths=jnp.ones(2), quality=-1.0),
-        "mpo: quality must not be negative; got -1",
-    ),
-    (
-        lambda: preferences.slic(*TWO[:2], target_lengths=jnp.ones(2)),
-        "target_lengths=.* has no effect without target_logp",
-    ),
-]
-
-
-@pytest.mark.parametrize(("run", "words"), BAD)
-def test_bad_input_is_one_sentence(run, words):
-    with pytest.raises(ValueError, match=words):
-        run()
-
-
 def test_a_response_that_the_policy_cannot_produce_is_a_pair_that_is_won():
-    pair = [jnp.array([x]) for x in (-10.0, -jnp.inf, -10.0, -20.0)]
+    pair = [np.array([x]) for x in (-10.0, -np.inf, -10.0, -20.0)]
     values, gradients = jax.value_and_grad(lambda *x: preferences.dpo(*x).sum(), argnums=(0, 1))(
         *pair
     )

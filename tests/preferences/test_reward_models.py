@@ -18,11 +18,11 @@ from jaxrl_llm.preferences import (
     step_values,
 )
 
-W, L = jnp.array([1.0, 0.3, -2.0]), jnp.array([0.5, 0.9, -2.5])
+W, L = np.array([1.0, 0.3, -2.0]), np.array([0.5, 0.9, -2.5])
 
 
 def test_the_worked_numbers():
-    one, half = jnp.array(1.0), jnp.array(0.5)
+    one, half = np.array(1.0), np.array(0.5)
     plain = bradley_terry(one, half)
     np.testing.assert_allclose(plain, 0.474077, atol=1e-6)
     np.testing.assert_allclose(bradley_terry(one, half, margin=0.3), 0.598139, atol=1e-6)
@@ -30,7 +30,7 @@ def test_the_worked_numbers():
 
 
 def test_laws_of_pairs():
-    margin = jnp.array([0.1, 0.0, 2.0])
+    margin = np.array([0.1, 0.0, 2.0])
     loss = bradley_terry(W, L, margin=margin)
     np.testing.assert_allclose(bradley_terry(W + 4, L + 4, margin=margin), loss, rtol=1e-5)
     moved = bradley_terry(W + 4, L + 4, centering=0.1) - bradley_terry(W, L, centering=0.1)
@@ -38,18 +38,16 @@ def test_laws_of_pairs():
     # A smoothed label is the mixture of both labels.
     mixed = 0.9 * bradley_terry(W, L) + 0.1 * bradley_terry(L, W)
     np.testing.assert_allclose(bradley_terry(W, L, label_smoothing=0.1), mixed, rtol=1e-6)
-    np.testing.assert_allclose(soft_bradley_terry(W, L, jnp.full(3, 0.9)), mixed, rtol=1e-6)
-    np.testing.assert_allclose(
-        soft_bradley_terry(W, L, jnp.ones(3)), bradley_terry(W, L), rtol=1e-6
-    )
-    p = jnp.array([0.2, 0.5, 0.9])
-    slope = jax.grad(lambda r: soft_bradley_terry(r, jnp.zeros(3), p).sum())(jnp.log(p / (1 - p)))
+    np.testing.assert_allclose(soft_bradley_terry(W, L, np.full(3, 0.9)), mixed, rtol=1e-6)
+    np.testing.assert_allclose(soft_bradley_terry(W, L, np.ones(3)), bradley_terry(W, L), rtol=1e-6)
+    p = np.array([0.2, 0.5, 0.9])
+    slope = jax.grad(lambda r: soft_bradley_terry(r, np.zeros(3), p).sum())(jnp.log(p / (1 - p)))
     np.testing.assert_allclose(slope, np.zeros(3), atol=1e-6)
 
 
 def test_absent_pairs_are_not_read():
-    where = jnp.array([True, False, True])
-    for junk in (jnp.nan, jnp.inf):
+    where = np.array([True, False, True])
+    for junk in (np.nan, np.inf):
         w, m = jnp.where(where, W, junk), jnp.where(where, 0.2, junk)
         loss, slope = jax.value_and_grad(
             lambda x, m=m: bradley_terry(x, L, margin=m, centering=0.1, where=where).sum()
@@ -63,7 +61,7 @@ def test_absent_pairs_are_not_read():
 
 def test_a_ranked_group_counts_as_much_as_a_pair():
     """InstructGPT's loss is that of all pairs, divided by their number; ranks are labels."""
-    rewards, ranks = jnp.array([0.4, -0.3, 1.2, 0.0]), jnp.array([2, 3, 1, 2])
+    rewards, ranks = np.array([0.4, -0.3, 1.2, 0.0]), np.array([2, 3, 1, 2])
     pairs = [(i, j) for i in range(4) for j in range(4) if ranks[i] < ranks[j]]
     expected = np.mean([bradley_terry(rewards[i], rewards[j]) for i, j in pairs])
     assert len(pairs) == 5  # the tied two are no pair
@@ -71,8 +69,8 @@ def test_a_ranked_group_counts_as_much_as_a_pair():
 
 
 def test_steps_are_read_at_their_last_token():
-    steps = jnp.array([[-1, 0, 0, 1, 1, 2], [0, 1, 1, 1, 2, 2]])
-    mask = jnp.array([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 0, 0]], bool)
+    steps = np.array([[-1, 0, 0, 1, 1, 2], [0, 1, 1, 1, 2, 2]])
+    mask = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 0, 0]], bool)
     marks = step_marks(steps, mask)
     assert marks.tolist() == [
         [False, False, True, False, True, True],
@@ -80,8 +78,8 @@ def test_steps_are_read_at_their_last_token():
     ]
     last = step_marks(steps, mask, last_only=True)
     assert last.sum(-1).tolist() == [1, 1] and last[0, 5] and last[1, 3]
-    logits = jnp.where(marks, jnp.asarray(np.random.default_rng(0).normal(size=(2, 6))), jnp.nan)
-    labels = jnp.array([[0, 0, 1, 0, 0, 1], [1, 0, 0, 0, 0, 0]])
+    logits = jnp.where(marks, jnp.asarray(np.random.default_rng(0).normal(size=(2, 6))), np.nan)
+    labels = np.array([[0, 0, 1, 0, 0, 1], [1, 0, 0, 0, 0, 0]])
     loss, slope = jax.value_and_grad(lambda z: process_reward(z, labels, marks).sum())(logits)
     p = 1 / (1 + np.exp(-np.float64(jnp.where(marks, logits, 0.0))))
     expected = -np.where(labels, np.log(p), np.log(1 - p))
@@ -93,40 +91,11 @@ def test_steps_are_read_at_their_last_token():
 
 
 def test_the_reward_is_that_of_the_last_token():
-    values = jnp.array([[1.0, 2.0, jnp.nan], [4.0, jnp.nan, 6.0], [jnp.nan] * 3])
-    mask = jnp.array([[1, 1, 0], [1, 0, 1], [0, 0, 0]], bool)
+    values = np.array([[1.0, 2.0, np.nan], [4.0, np.nan, 6.0], [np.nan] * 3])
+    mask = np.array([[1, 1, 0], [1, 0, 1], [0, 0, 0]], bool)
     rewards, slope = jax.value_and_grad(lambda v: last_token_value(v, mask).sum())(values)
     assert last_token_value(values, mask).tolist() == [2.0, 6.0, 0.0] and rewards == 8
     assert slope.tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("run", "error", "words"),
-    [
-        (
-            lambda: bradley_terry(W, L[:2]),
-            ValueError,
-            "bradley_terry: these must have the same shape",
-        ),
-        (lambda: bradley_terry(W, L, margin=-0.1), ValueError, "margin must not be negative"),
-        (lambda: bradley_terry(W, L, margin=L[:2]), ValueError, "margin must have shape"),
-        (
-            lambda: bradley_terry(W, L, label_smoothing=0.5),
-            ValueError,
-            "label_smoothing must be below 0.5; got 0.5",
-        ),
-        (
-            lambda: soft_bradley_terry(W, L, jnp.ones(3, int)),
-            TypeError,
-            "probabilities must be floating point",
-        ),
-        (lambda: process_reward(W, L, L), TypeError, "marks must be bool|mask must be bool"),
-        (lambda: step_marks(L, L > 0), TypeError, "step_ids must hold integers"),
-    ],
-)
-def test_bad_input_is_one_sentence(run, error, words):
-    with pytest.raises(error, match=words):
-        run()
 
 
 def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
@@ -134,10 +103,10 @@ def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
         return jnp.exp(rejected - chosen) - 0.01 * chosen
 
     def total(values):
-        mask, signs = jnp.ones((2, 1), bool), jnp.array([1.0, -1.0])
+        mask, signs = np.ones((2, 1), bool), np.array([1.0, -1.0])
         return paired_rewards(values[:, None], None, signs, mask, loss=exponential)[0, 0]
 
-    rewards = jnp.array([60.0, -60.0])
+    rewards = np.array([60.0, -60.0])
     value, slope = jax.value_and_grad(total)(rewards)
     np.testing.assert_allclose(value, exponential(*rewards), rtol=1e-6)
     np.testing.assert_allclose(slope, jax.grad(lambda x: exponential(*x))(rewards), rtol=1e-6)
@@ -145,11 +114,11 @@ def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
 
 def test_a_step_beyond_the_labels_is_not_a_number_of_the_last_label():
     """NaN where such a step is read, as `turns_to_tokens` has it; nothing elsewhere."""
-    mask = jnp.array([[True, True, True, True, False], [True, False, True, True, True]])
-    ids = jnp.array([[0, 1, 2, 2, 7], [-1, 5, 1, 1, 3]])
-    labels, where = jnp.array([[1.0, 0.0]] * 2), jnp.array([[True, True], [True, False]])
+    mask = np.array([[True, True, True, True, False], [True, False, True, True, True]])
+    ids = np.array([[0, 1, 2, 2, 7], [-1, 5, 1, 1, 3]])
+    labels, where = np.array([[1.0, 0.0]] * 2), np.array([[True, True], [True, False]])
     loss = step_rewards(
-        jnp.zeros((2, 5)), None, jnp.zeros(2), mask, turn_rewards=labels, turn_where=where,
+        np.zeros((2, 5)), None, np.zeros(2), mask, turn_rewards=labels, turn_where=where,
         turn_ids=ids,
     )  # fmt: skip
     half, nan = np.log(2), np.nan
@@ -161,7 +130,7 @@ def test_surrogates_of_a_head_read_the_ends_of_responses_and_steps():
     rng = np.random.default_rng(5)
     mask = np.arange(5) < np.array([[3], [5], [1], [0]])
     values = np.where(mask, rng.normal(size=(4, 5)), np.nan)
-    order, last = jnp.array([1.0, 0.0, 0.5, 9.0]), values[[0, 1, 2], [2, 4, 0]]
+    order, last = np.array([1.0, 0.0, 0.5, 9.0]), values[[0, 1, 2], [2, 4, 0]]
 
     def of(function, **options):
         run = jax.jit(lambda x: function(x, None, order, jnp.asarray(mask), **options))
@@ -177,12 +146,12 @@ def test_surrogates_of_a_head_read_the_ends_of_responses_and_steps():
     pairs = [(0, 1), (0, 2), (2, 1)]
     want = sum(np.log1p(np.exp(last[b] - last[a])) for a, b in pairs)
     assert of(listed_rewards, rewards=order) == pytest.approx(want, rel=1e-5)
-    ids = jnp.broadcast_to(jnp.array([0, 0, 1, 1, 2]), mask.shape)
+    ids = np.broadcast_to(np.array([0, 0, 1, 1, 2]), mask.shape)
     ends = step_values(values, ids, jnp.asarray(mask), steps=2)
     at = np.array([[1, 2], [1, 3], [0, 0], [0, 0]])
     want = np.take_along_axis(values, at, axis=-1) * np.array([[1, 1], [1, 1], [1, 0], [0, 0]])
     np.testing.assert_allclose(ends, np.nan_to_num(want), rtol=1e-6)
-    labels, where = jnp.ones((4, 3)), jnp.arange(3) < jnp.full((4, 1), 2)
+    labels, where = np.ones((4, 3)), np.arange(3) < np.full((4, 1), 2)
     loss = step_rewards(
         values, None, order, jnp.asarray(mask), turn_rewards=labels, turn_where=where, turn_ids=ids
     )

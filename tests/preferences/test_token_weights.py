@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxrl_llm import preferences
 
@@ -14,18 +13,18 @@ JUNK = np.where(MASK, LOGP, np.nan)
 
 
 def test_tokens_beyond_the_other_response_count_less():
-    sums = preferences.desensitized_logp(JUNK, MASK, jnp.array([2, 5, 3]), alpha=0.25)
+    sums = preferences.desensitized_logp(JUNK, MASK, np.array([2, 5, 3]), alpha=0.25)
     want = [
         LOGP[0, :2].sum() + 0.25 * LOGP[0, 2:].sum(),
         LOGP[1, :2].sum(),
         LOGP[2, :3].sum() + 0.25 * LOGP[2, 3],
     ]
     np.testing.assert_allclose(sums, want, rtol=1e-6)
-    even = preferences.desensitized_logp(JUNK, MASK, jnp.zeros(3), alpha=1.0)
+    even = preferences.desensitized_logp(JUNK, MASK, np.zeros(3), alpha=1.0)
     np.testing.assert_allclose(even, np.where(MASK, LOGP, 0).sum(-1), rtol=1e-6)
     # A place is that among the tokens that count, not that of the array.
     later = preferences.desensitized_logp(
-        JUNK[:1], jnp.array([[False, True, True, True, False]]), jnp.array([2]), alpha=0.0
+        JUNK[:1], np.array([[False, True, True, True, False]]), np.array([2]), alpha=0.0
     )
     np.testing.assert_allclose(later, LOGP[0, 1:3].sum(), rtol=1e-6)
 
@@ -37,7 +36,7 @@ def test_weights_are_of_the_mean_over_tokens_and_have_no_gradient():
     np.testing.assert_allclose(weights, np.exp(mean), rtol=1e-5)
     # Equal probabilities are as likely as what the policy samples.
     even = preferences.alignment_weights(
-        jnp.full((1, 4), np.log(0.25)), jnp.full((1, 4), 0.25), jnp.ones((1, 4), bool)
+        np.full((1, 4), np.log(0.25)), np.full((1, 4), 0.25), np.ones((1, 4), bool)
     )
     np.testing.assert_allclose(even, 1.0, rtol=1e-6)
 
@@ -45,12 +44,3 @@ def test_weights_are_of_the_mean_over_tokens_and_have_no_gradient():
         return preferences.alignment_weights(logp, jnp.float32(energy), MASK).sum()
 
     assert not jax.grad(total)(jnp.asarray(LOGP)).any()
-
-
-def test_bad_arrays_are_named():
-    with pytest.raises(ValueError, match="desensitized_logp: alpha must be"):
-        preferences.desensitized_logp(LOGP, MASK, jnp.zeros(3), alpha=1.5)
-    with pytest.raises(ValueError, match="other_lengths must have shape"):
-        preferences.desensitized_logp(LOGP, MASK, jnp.zeros(2), alpha=0.5)
-    with pytest.raises(ValueError, match="alignment_weights"):
-        preferences.alignment_weights(LOGP, LOGP[:2], MASK)

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import put
 from rows import for_each
 
 from jaxrl_llm import preferences
 
-GOOD = jnp.array([True, False, True, False])
-LOGP = jnp.array([1.0, -1.0, 0.5, -2.0])
-ZERO = jnp.zeros(4)
+GOOD = np.array([True, False, True, False])
+LOGP = np.array([1.0, -1.0, 0.5, -2.0])
+ZERO = np.zeros(4)
 
 
 def sigmoid(x):
@@ -26,12 +27,12 @@ def test_worked_numbers_of_kto():
     assert float(jax.grad(lambda kl: preferences.kto(LOGP, ZERO, GOOD, kl=kl).sum())(0.2)) == 0
     weighted = preferences.kto(LOGP, ZERO, GOOD, kl=0.2, desirable_weight=2.0)
     np.testing.assert_allclose(weighted / loss, [2, 1, 2, 1], rtol=1e-6)
-    one_class = preferences.kto(LOGP, ZERO, jnp.ones(4, bool), kl=0.2)
+    one_class = preferences.kto(LOGP, ZERO, np.ones(4, bool), kl=0.2)
     assert np.isfinite(one_class).all() and one_class[0] == loss[0]
 
 
 def test_a_class_of_weight_zero_has_no_infinite_loss():
-    logp = LOGP.at[0].set(-jnp.inf)  # a good response that the policy cannot produce
+    logp = put(LOGP, 0, -np.inf)  # a good response that the policy cannot produce
     options = {"center": 0.0, "desirable_weight": 0.0}
 
     def loss(logp):
@@ -74,7 +75,7 @@ def test_kto_pushes_a_policy_as_its_enumerated_objective_says():
 def test_a_pair_is_two_responses():
     rows = np.random.default_rng(0).normal(-8, 3, (4, 3)).astype(np.float32)
     w, l, rw, rl = rows  # noqa: E741
-    good = jnp.array([[True] * 3, [False] * 3])
+    good = np.array([[True] * 3, [False] * 3])
     for single, pair, options in (
         (preferences.bco_unpaired, preferences.bco, {"center": 0.3}),
         (preferences.apo_zero_unpaired, preferences.apo_zero, {}),
@@ -87,7 +88,7 @@ def test_a_pair_is_two_responses():
     ("name", "options"), [("kto", {"kl": 0.1}), ("bco_unpaired", {}), ("apo_zero_unpaired", {})]
 )
 def test_absent_responses_are_not_read(name, options):
-    where = jnp.array([True, False, True, True])
+    where = np.array([True, False, True, True])
     function = getattr(preferences, name)
     clean = jnp.where(where, function(LOGP, ZERO, GOOD, **options), 0.0)
     run = jax.jit(
@@ -95,8 +96,8 @@ def test_absent_responses_are_not_read(name, options):
             lambda x: (y := function(x[0], x[1], GOOD, where=where, **options)).sum() + 0 * y[0]
         )
     )
-    for junk in (jnp.nan, jnp.inf, -jnp.inf):
-        loss, slope = run(jnp.where(where, jnp.stack([LOGP, ZERO]), junk))
+    for junk in (np.nan, np.inf, -np.inf):
+        loss, slope = run(jnp.where(where, np.stack([LOGP, ZERO]), junk))
         np.testing.assert_allclose(loss, clean.sum(), rtol=1e-5)
         assert np.isfinite(slope).all() and not slope[:, 1].any() and not slope[1].any()
         assert slope[0, 0] < 0 < slope[0, 3]
@@ -113,7 +114,7 @@ def test_the_running_reward_is_the_mean_of_all_responses():
         every += list(np.where(mask, old - ref, 0).sum(-1)[where & mask.any(-1)] * 0.5)
         old[~(mask & where[..., None])] = np.nan
         mean, state = update(
-            jnp.zeros((2, 3)), state, where=where, old_logp=old, ref_logp=ref, mask=mask
+            np.zeros((2, 3)), state, where=where, old_logp=old, ref_logp=ref, mask=mask
         )
         assert float(mean) == pytest.approx(np.mean(every), rel=1e-5)
     assert float(state.count) == len(every)
@@ -174,14 +175,3 @@ def test_transport_of_the_pairs_that_there_are(name):
             expected = (value(high) - value(low)) / (2 * step)
             np.testing.assert_allclose(slope[row, column], expected, rtol=1e-3, atol=1e-4)
     assert not np.asarray(slope)[2:].any()
-
-
-def test_bad_input_is_one_sentence():
-    with pytest.raises(TypeError, match="kto: desirable must be bool"):
-        preferences.kto(LOGP, ZERO, jnp.ones(4), kl=0.0)
-    with pytest.raises(ValueError, match="kto: these must have the same shape"):
-        preferences.kto(LOGP, ZERO, GOOD[:2], kl=0.0)
-    with pytest.raises(ValueError, match="kl must have 0 axes"):
-        preferences.kto(LOGP, ZERO, GOOD, kl=jnp.zeros(4))
-    with pytest.raises(ValueError, match="desirable_weight must not be negative"):
-        preferences.bco_unpaired(LOGP, ZERO, GOOD, desirable_weight=-1.0)

@@ -1,7 +1,7 @@
-"""``compiled``: a function of the library as a step runs it, one program a call and not one an op.
+"""Cheap ways to call the library and to make arrays.
 
-An operation outside of a program is a program of its own for every shape, which costs more to
-compile than all tests take to run.
+An operation outside of a program is a program of its own for every shape. To compile them costs far
+more than to run all tests.
 """
 
 import functools
@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
+from jaxrl_llm.core.compose import Bound
 
 
 def compiled(function: Callable) -> Callable:
@@ -48,18 +50,33 @@ def compiled(function: Callable) -> Callable:
 
 
 def compile_names(names: dict[str, Any]) -> dict[str, Any]:
-    """Of the names of a module, the functions and modules of the library, ``compiled``."""
+    """Of the names of a module, what is of the library and can be called, ``compiled``.
+
+    That may stand in a dictionary, or have been jitted or partially applied.
+    """
     return {key: _of_library(value) for key, value in names.items() if _is_ours(value)}
 
 
 def _is_ours(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_is_ours, value.values())) and not any(map(inspect.ismodule, value.values()))
+    if isinstance(value, functools.partial):
+        return _is_ours(value.func)
     if isinstance(value, types.ModuleType):
         return value.__name__.startswith("jaxrl_llm")
+    if isinstance(value, Bound | type(jax.jit(len))):
+        return True
     return inspect.isfunction(value) and value.__module__.startswith("jaxrl_llm")
 
 
-@functools.cache
 def _of_library(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _of_library(x) if _is_ours(x) else x for k, x in value.items()}
+    return _compiled_once(value)
+
+
+@functools.cache
+def _compiled_once(value: Any) -> Any:
     return _Module(value) if isinstance(value, types.ModuleType) else compiled(value)
 
 
@@ -98,8 +115,20 @@ def _plain(leaf: Any) -> Any:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_program_a_call(request):
-    """What a test file has imported from the library is ``compiled``, but for this, while it runs."""
+    """While a file of tests runs, what it imported from the library is ``compiled``."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in compile_names(vars(request.module)).items():
             patch.setattr(request.module, name, value)
         yield
+
+
+def normal(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Normal float32 numbers."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def put(array: Any, place: Any, value: Any) -> np.ndarray:
+    """A copy of ``array`` with ``value`` at ``place``."""
+    copy = np.array(array)
+    copy[place] = value
+    return copy
