@@ -49,6 +49,16 @@ def compiled(function: Callable) -> Callable:
     return call
 
 
+def grad(function: Callable, argnums: Any = 0, has_aux: bool = False) -> Callable:
+    """``jax.grad`` in one program."""
+    return compiled(jax.grad(function, argnums, has_aux=has_aux))
+
+
+def value_and_grad(function: Callable, argnums: Any = 0, has_aux: bool = False) -> Callable:
+    """``jax.value_and_grad`` in one program."""
+    return compiled(jax.value_and_grad(function, argnums, has_aux=has_aux))
+
+
 def compile_names(names: dict[str, Any]) -> dict[str, Any]:
     """Of the names of a module, what is of the library and can be called, ``compiled``.
 
@@ -95,7 +105,7 @@ def _moves(leaf: Any) -> bool:
     """An argument of the program: an array with axes, a key, or a value of another program."""
     if isinstance(leaf, jax.core.Tracer):
         return True
-    if not isinstance(leaf, jax.Array | np.ndarray):
+    if not isinstance(leaf, jax.Array | np.ndarray) or leaf.dtype.kind in "OSU":
         return False
     return leaf.ndim > 0 or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import one_program_a_call, put  # noqa: F401
+from cheap import grad, one_program_a_call, put  # noqa: F401
 from rows import for_each
 
 from jaxrl_llm import diagnostics, surrogates
@@ -46,7 +46,7 @@ def test_clip_fraction_counts_what_leaves_the_gradient():
     ratios = np.array([[1.5, 0.5, 1.5, 0.5, 1.1, 1.5]])
     advantages = np.array([[1.0, 1.0, -1.0, -1.0, 1.0, 0.0]])
     mask = np.ones((1, 6), bool)
-    share = diagnostics.clip_fraction(jnp.log(ratios), np.zeros((1, 6)), advantages, mask)
+    share = diagnostics.clip_fraction(np.log(ratios), np.zeros((1, 6)), advantages, mask)
     assert float(share) == pytest.approx(2 / 6)
 
 
@@ -62,14 +62,14 @@ def test_clip_fraction_equals_the_reference_with_uneven_bounds():
 def test_dual_clip_fraction_counts_what_leaves_the_gradient():
     ratios = np.array([[4.0, 4.0, 2.0, 0.5, 4.0]])
     advantages = np.array([[-1.0, 1.0, -1.0, -1.0, 0.0]])
-    arrays = (jnp.log(ratios), np.zeros((1, 5)), advantages, np.ones((1, 5), bool))
+    arrays = (np.log(ratios), np.zeros((1, 5)), advantages, np.ones((1, 5), bool))
     assert float(diagnostics.dual_clip_fraction(*arrays, dual_clip=3.0)) == pytest.approx(1 / 5)
 
 
 @for_each("dual_clip", [1.1, 1.4])
 def test_both_fractions_are_the_share_without_a_gradient(dual_clip):
-    arrays = (jnp.asarray(OLD), jnp.asarray(ADVANTAGES), jnp.asarray(MASK))
-    gradient = jax.grad(lambda x: surrogates.ppo_clip(x, *arrays, dual_clip=dual_clip).sum())(LOGP)
+    arrays = (np.asarray(OLD), np.asarray(ADVANTAGES), np.asarray(MASK))
+    gradient = grad(lambda x: surrogates.ppo_clip(x, *arrays, dual_clip=dual_clip).sum())(LOGP)
     dual = diagnostics.dual_clip_fraction(LOGP, *arrays, dual_clip=dual_clip)
     both = diagnostics.clip_fraction(LOGP, *arrays) + dual
     assert dual > 0
@@ -81,9 +81,9 @@ def test_both_fractions_of_sequences_are_the_share_without_a_gradient(tokens):
     advantages = RNG.normal(size=SHAPE).astype(np.float32) if tokens else ADVANTAGES
     surrogate = surrogates.gspo_token if tokens else surrogates.gspo
     bounds, dual = {"eps_low": 0.05, "eps_high": 0.1}, {"dual_clip": 1.1}
-    arrays = (jnp.asarray(OLD), jnp.asarray(advantages), jnp.asarray(MASK))
+    arrays = (np.asarray(OLD), np.asarray(advantages), np.asarray(MASK))
     options = bounds | dual
-    gradient = np.asarray(jax.grad(lambda x: surrogate(x, *arrays, **options).sum())(LOGP))
+    gradient = np.asarray(grad(lambda x: surrogate(x, *arrays, **options).sum())(LOGP))
     rows = zip(gradient.reshape(-1, 5), MASK.reshape(-1, 5), strict=True)
     expected = np.mean([np.mean(g[m] == 0) for g, m in rows if m.any()])
     clipped = diagnostics.clip_fraction(LOGP, *arrays, level="sequence", **bounds)
@@ -99,8 +99,8 @@ def test_clip_fraction_of_sequences(tokens):
     options = {"eps_low": 0.05, "eps_high": 0.1}
     ours = diagnostics.clip_fraction(LOGP, OLD, advantages, MASK, level="sequence", **options)
     surrogate = surrogates.gspo_token if tokens else surrogates.gspo
-    arrays = (jnp.asarray(OLD), jnp.asarray(advantages), jnp.asarray(MASK))
-    gradient = np.asarray(jax.grad(lambda x: surrogate(x, *arrays, **options).sum())(LOGP))
+    arrays = (np.asarray(OLD), np.asarray(advantages), np.asarray(MASK))
+    gradient = np.asarray(grad(lambda x: surrogate(x, *arrays, **options).sum())(LOGP))
     rows = zip(gradient.reshape(-1, 5), MASK.reshape(-1, 5), strict=True)
     expected = np.mean([np.mean(g[m] == 0) for g, m in rows if m.any()])
     assert 0 < expected < 1
@@ -156,7 +156,7 @@ def test_ratio_range():
 
 
 def test_effective_sample_size_worked_number():
-    logp = jnp.log(np.array([[1.0], [2.0], [0.5], [4.0]]))
+    logp = np.log(np.array([[1.0], [2.0], [0.5], [4.0]]))
     share = diagnostics.effective_sample_size(logp, np.zeros((4, 1)), np.ones((4, 1), bool))
     assert float(share) == pytest.approx(2.647059 / 4, rel=1e-6)
 
@@ -188,7 +188,7 @@ def test_mismatch():
 
 @every_pair
 def test_the_same_policy_is_no_distance(name):
-    values = jax.tree.leaves(PAIRS[name](jnp.asarray(LOGP), jnp.asarray(LOGP), jnp.asarray(MASK)))
+    values = jax.tree.leaves(PAIRS[name](np.asarray(LOGP), np.asarray(LOGP), np.asarray(MASK)))
     expected = 1.0 if name.startswith(("ratio", "ess")) else 0.0
     np.testing.assert_allclose(values, expected, atol=1e-6)
 
@@ -206,13 +206,13 @@ def test_junk_in_masked_cells_is_never_read(name):
 
 @every_pair
 def test_nothing_kept_is_finite(name):
-    values = jax.tree.leaves(PAIRS[name](jnp.asarray(LOGP), OLD, np.zeros(SHAPE, bool)))
+    values = jax.tree.leaves(PAIRS[name](np.asarray(LOGP), OLD, np.zeros(SHAPE, bool)))
     np.testing.assert_array_equal(values, 1.0 if name == "ratio_range" else 0.0)
 
 
 @every_pair
 def test_bfloat16_in_float32_out(name):
-    logp, old = jnp.asarray(LOGP, jnp.bfloat16), jnp.asarray(OLD, jnp.bfloat16)
+    logp, old = np.asarray(LOGP, jnp.bfloat16), np.asarray(OLD, jnp.bfloat16)
     ours = jax.tree.leaves(PAIRS[name](logp, old, MASK))
     theirs = PAIRS[name](logp.astype(jnp.float32), old.astype(jnp.float32), MASK)
     assert all(x.dtype == jnp.float32 and x.shape == () for x in ours)
@@ -226,7 +226,7 @@ def test_group_spread():
     assert float(spread.mean_std) == pytest.approx(np.std([1, 0, 0, 1], ddof=1) / 2, rel=1e-6)
     # Of the kept: one group varies, one is a single rollout, one is empty and does not count.
     where = np.array([[True] * 4, [False] * 4, [True, False, False, False]])
-    spread = diagnostics.group_spread(jnp.where(where, rewards, np.nan), where=where)
+    spread = diagnostics.group_spread(np.where(where, rewards, np.nan), where=where)
     assert float(spread.informative) == 0.5
     assert float(spread.mean_std) == pytest.approx(np.std([1, 0, 0, 1], ddof=1) / 2, rel=1e-6)
     assert [float(x) for x in diagnostics.group_spread(rewards, where=where & False)] == [0.0, 0.0]
@@ -234,7 +234,7 @@ def test_group_spread():
 
 def test_an_uninformative_group_is_one_without_an_advantage():
     rewards = np.array([[0.1, 0.1, 0.1], [0.1, 0.1, 0.2], [1.0, 1.0, 1.0], [1.1, 1.1, 1.1]])
-    moved = jnp.mean(jnp.any(grpo(rewards) != 0, axis=-1))
+    moved = np.mean(np.any(grpo(rewards) != 0, axis=-1))
     assert float(diagnostics.group_spread(rewards).informative) == float(moved) == 0.25
 
 
@@ -249,7 +249,7 @@ def test_mean_entropy():
 def test_bad_arrays_name_function_argument_and_shapes(name):
     function = {"ess": "effective_sample_size"}.get(name.split("_")[0], name)
     function = function.removesuffix("_k3").removesuffix("_sequence")
-    logp, mask = jnp.asarray(LOGP), jnp.asarray(MASK)
+    logp, mask = np.asarray(LOGP), np.asarray(MASK)
     with pytest.raises(TypeError, match=f"{function}: mask must be bool"):
         PAIRS[name](logp, logp, mask.astype(jnp.float32))
     with pytest.raises(TypeError, match=f"{function}: mask must be a bool array.*; got None"):

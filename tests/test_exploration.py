@@ -39,7 +39,7 @@ def test_worked_numbers():
 def test_the_parts_add_up_to_the_change_of_the_right_mass(logits, correct, sampled, rewards):
     probs = np.exp(logits) / np.exp(logits).sum()
     balance = mass_balance(
-        jnp.asarray(probs, jnp.float32),
+        np.asarray(probs, jnp.float32),
         correct,
         sampled,
         correct_reward=rewards[0],
@@ -67,7 +67,7 @@ def test_what_stays_unsampled():
     for rollouts, expected in ((0, 0.3), (1, 0.2), (16, 0.003323)):
         moment = unsampled_second_moment(np.array(PROBS, jnp.float32), rollouts=rollouts)
         np.testing.assert_allclose(moment, expected, atol=1e-6)
-    draws = jax.random.categorical(jax.random.key(0), jnp.log(PROBS), shape=(4000, 3))
+    draws = jax.random.categorical(jax.random.key(0), np.log(PROBS), shape=(4000, 3))
     missed = ~(draws[..., None] == np.arange(4)).any(1)
     average = (missed * PROBS**2).sum(-1).mean()
     moment = unsampled_second_moment(np.array(PROBS, jnp.float32), rollouts=3)

@@ -145,7 +145,7 @@ def test_masked_tokens_are_never_read():
 
 def test_bfloat16_in_float32_out():
     hidden, matrix, targets = _data()
-    low = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(matrix, jnp.bfloat16)
+    low = np.asarray(hidden, jnp.bfloat16), np.asarray(matrix, jnp.bfloat16)
     (_, (logp, entropy)), grads = _value_and_grad(
         lambda h, m: ((out := token_logprobs(h, m, targets))[0].sum(), out)
     )(*low)
@@ -532,7 +532,7 @@ def test_statistics_of_capped_logits_and_a_capped_teacher():
 def test_statistics_in_bfloat16():
     hidden, matrix, targets = _data()
     rows = _rows(targets.shape)
-    low = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(matrix, jnp.bfloat16)
+    low = np.asarray(hidden, jnp.bfloat16), np.asarray(matrix, jnp.bfloat16)
 
     def run(h, m):
         return vocabulary_statistics(FUNCTIONS, h, m, targets, rows=rows, chunk_size=4)

@@ -40,8 +40,8 @@ def test_equals_the_float64_reference(shift):
 
 
 def test_the_shift_adds_the_gradient_of_the_likelihood():
-    logp = jnp.asarray(RNG.normal(-1.5, 0.5, (4, 5, 3)), jnp.float32)
-    mask = jnp.asarray(WHERE[..., None] & (np.arange(3) < RNG.integers(1, 4, (4, 5, 1))))
+    logp = np.asarray(RNG.normal(-1.5, 0.5, (4, 5, 3)), jnp.float32)
+    mask = np.asarray(WHERE[..., None] & (np.arange(3) < RNG.integers(1, 4, (4, 5, 1))))
 
     def gradient(advantages):
         def loss(x):

@@ -328,7 +328,22 @@ hae(R, R, R, R, W, truncated=W)  # truncated must have shape
 hiper_rewards(R, switches=W, subgoal_ids=INTS, per="batch")  # per must be one of
 hiper_rewards(R, switches=W, subgoal_ids=INTS, change_penalty=-1.0)
     # change_penalty must not be negative
+gae(R, R[:, :2], W)  # (mask \(2, 3\).*values|values \(2, 2\))
+gae(R, None, W)  # values is None
+gae(R, R, W, lam=1.01)  # lam must be in \[0, 1\]
+gae(R, R, W, bootstrap_value=R)  # bootstrap_value must have shape \(2,\); got \(2, 3\)
+gae_returns(R, R[:, :2], W)  # (mask \(2, 3\).*values|values \(2, 2\))
+gae_returns(R, None, W)  # values is None
+gae_returns(R, R, W, lam=1.01)  # lam must be in \[0, 1\]
+gae_returns(R, R, W, bootstrap_value=R)  # bootstrap_value must have shape \(2,\); got \(2, 3\)
+length_adaptive_gae(R, R[:, :2], W)  # (mask \(2, 3\).*values|values \(2, 2\))
+length_adaptive_gae(R, None, W)  # values is None
+length_adaptive_gae(R, R, W, alpha=0.0)  # alpha must be above 0
+length_adaptive_gae(R, R, W, bootstrap_value=R)  # must have shape \(2,\); got \(2, 3\)
 TypeError:
+gae(R, INTS, W)  # values must be floating point
+gae_returns(R, INTS, W)  # values must be floating point
+length_adaptive_gae(R, INTS, W)  # values must be floating point
 center(INTS)  # x must be floating point
 shared_prefix_advantages(INTS, J, M)  # advantages must be flo
 set_advantages(INTS, J, group_size=4)  # scores must be floating

@@ -140,7 +140,7 @@ def test_pooling_over_prompts_is_unbiased():
     arms = np.array(list(itertools.product(range(3), repeat=6))).reshape(-1, 3, 2)
     prompts = np.arange(3)[:, None]
     chance = policies[prompts, arms].prod((-1, -2))
-    rewards = jnp.asarray(values[prompts, arms], jnp.float32)
+    rewards = np.asarray(values[prompts, arms], jnp.float32)
     advantages = np.asarray(jax.jit(jax.vmap(jspo))(rewards), np.float64)
     scores = np.eye(3)[arms] - policies[:, None]
     got = np.einsum("b,bpi,bpia->pa", chance, advantages, scores) / 2

@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import normal
+from cheap import grad, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -133,7 +133,7 @@ def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, sing
 def test_worked_numbers_of_other_baselines(rewards, options, expected):
     rewards = np.array(rewards, jnp.float32)
     np.testing.assert_allclose(compiled(rewards, **options), expected, atol=3e-6)
-    slope = jax.grad(lambda r: (grpo(r, **options) * r).sum())(rewards)
+    slope = grad(lambda r: (grpo(r, **options) * r).sum())(rewards)
     assert np.isfinite(slope).all()
 
 
@@ -153,7 +153,7 @@ def test_equals_the_float64_reference(scale, ddof, singleton, masked):
     if scale != "none":
         options |= {"ddof": ddof, "eps": 1e-4}
     np.testing.assert_allclose(
-        compiled(jnp.asarray(rewards), where=where, **options),
+        compiled(np.asarray(rewards), where=where, **options),
         reference(rewards, where, **options),
         rtol=2e-5,
         atol=2e-6,
@@ -234,7 +234,7 @@ def test_dr_grpo_equals_the_float64_reference_with_dropped_rollouts():
     for row, keep, out in zip(rewards.astype(np.float64), where, expected, strict=True):
         if keep.sum() > 1:
             out[keep] = row[keep] - row[keep].mean()
-    np.testing.assert_allclose(dr_grpo(jnp.asarray(rewards), where=where), expected, atol=1e-6)
+    np.testing.assert_allclose(dr_grpo(np.asarray(rewards), where=where), expected, atol=1e-6)
 
 
 @for_each("kept", [2, 3, 7])
@@ -278,7 +278,7 @@ def test_rloo_is_the_reward_minus_the_mean_of_the_others():
         others = where[p] & (np.arange(5) != g)
         if where[p, g] and others.any():
             expected[p, g] = rewards[p, g] - rewards[p][others].astype(np.float64).mean()
-    np.testing.assert_allclose(rloo(jnp.asarray(rewards), where=where), expected, atol=1e-6)
+    np.testing.assert_allclose(rloo(np.asarray(rewards), where=where), expected, atol=1e-6)
 
 
 def test_rloo_tends_to_dr_grpo_in_a_large_group():

@@ -131,7 +131,7 @@ def test_gradient_permutation_bfloat16_and_eager():
     moved = compiled(rewards[:, order], budgets=budgets[:, order], where=where[:, order])
     np.testing.assert_allclose(moved, out[:, order], atol=1e-5)
     np.testing.assert_allclose(hbpo(rewards, **options), out, atol=1e-5)
-    half = jnp.asarray(rewards, jnp.bfloat16)
+    half = np.asarray(rewards, jnp.bfloat16)
     assert compiled(half, **options).dtype == jnp.float32
     np.testing.assert_array_equal(
         compiled(half, **options), compiled(half.astype(jnp.float32), **options)

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from cheap import value_and_grad
 from rows import for_each
 
 from jaxrl_llm.advantages import implicit_turn_rewards, oprl, prime, rloo, two_level
@@ -101,7 +102,7 @@ def test_the_loss_is_the_mean_over_all_pairs_of_the_batch(mean):
     def loss(x):
         return loss_of(x, np.where(mask, old, np.nan), mask, rewards, **options)
 
-    value, gradient = jax.value_and_grad(loss)(prm)
+    value, gradient = value_and_grad(loss)(prm)
     q, losses, raised = np.zeros((P, G)), [], np.zeros((P, G))
     for p, g in np.ndindex(P, G):
         q[p, g] = (np.float64(prm) - old)[p, g][mask[p, g]].sum()
@@ -200,7 +201,7 @@ def test_the_cross_entropy_is_that_of_each_outcome(frozen):
     def loss(x, sampled):
         return outcome_cross_entropy(x, sampled, mask, rewards, ref_logp=ref, where=where, beta=0.4)
 
-    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(prm, np.where(mask, old, np.nan))
+    value, gradients = value_and_grad(loss, argnums=(0, 1))(prm, np.where(mask, old, np.nan))
     q = 0.4 * np.where(mask, np.float64(prm) - base, 0.0).sum(-1)
     right = 1 / (1 + np.exp(-q))
     each = -(rewards * np.log(right) + (1 - rewards) * np.log(1 - right))

@@ -251,8 +251,8 @@ def test_eager_bfloat16_leading_axes_and_permutations(name):
     order = np.array([2, 0, 3, 1])
     moved = call(name, {k: v[:, order] for k, v in x.items()})
     np.testing.assert_allclose(moved, np.asarray(out)[:, order], rtol=1e-5, atol=1e-6)
-    half = {k: v if v.dtype == bool else jnp.asarray(v, jnp.bfloat16) for k, v in x.items()}
-    full = {k: jnp.asarray(v, jnp.float32) if v.dtype != bool else v for k, v in half.items()}
+    half = {k: v if v.dtype == bool else np.asarray(v, jnp.bfloat16) for k, v in x.items()}
+    full = {k: np.asarray(v, jnp.float32) if v.dtype != bool else v for k, v in half.items()}
     assert call(name, half).dtype == jnp.float32
     np.testing.assert_array_equal(call(name, half), call(name, full))
 
@@ -268,7 +268,7 @@ def test_they_follow_an_estimator_in_a_chain():
     x = sample(6)
     context = {k: x[k] for k in ("mask", "old_logp", "ref_logp", "where")}
     rewards = (x["advantages"] > 0).astype(np.float32)
-    out, _ = both.update(jnp.asarray(rewards), both.init(), **context, old_entropy=1)
+    out, _ = both.update(np.asarray(rewards), both.init(), **context, old_entropy=1)
     base = jr.advantages.grpo(rewards, where=x["where"])
     np.testing.assert_allclose(out, ace(base, alpha=2.0, **context), rtol=1e-6)
     assert traits_of(entropy_shaping).token_values and not traits_of(ace).token_values

@@ -48,7 +48,7 @@ def test_it_is_as_if_all_scores_had_been_there_at_once(batches):
     moments, seen = FIRST, []
     for scores, where in batches:
         scores, where = np.float32(scores), np.array(where)
-        moments = update(moments, jnp.where(where, scores, np.nan), where=where)
+        moments = update(moments, np.where(where, scores, np.nan), where=where)
         seen += scores[where].tolist()
     if not seen:
         assert values(moments) == [0.0, 1.0, 1.0, 0.0]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import value_and_grad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -78,10 +79,10 @@ def test_dropped_rollouts_are_never_read():
     where = np.array([[True, True, False], [False, True, False]])
     mask = of_lengths([[1, 3, 6], [2, 2, 2]])
     clean = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    total = jax.jit(jax.value_and_grad(lambda r: (opo(r, mask, where=where) ** 3).sum()))
+    total = value_and_grad(lambda r: (opo(r, mask, where=where) ** 3).sum())
     expected = total(clean)
     for junk in (1e4, np.nan, np.inf):
-        value, gradient = total(jnp.where(where, clean, junk))
+        value, gradient = total(np.where(where, clean, junk))
         assert value == expected[0]
         np.testing.assert_array_equal(gradient, expected[1])
 

@@ -156,7 +156,7 @@ def test_gradient_permutation_leading_axes_and_bfloat16(function):
     if function is compiled:
         both = function(np.stack([rewards, rewards]), where=np.stack([where, where]))
         np.testing.assert_allclose(both, np.stack([out, out]), atol=1e-5)
-    half = jnp.asarray(rewards, jnp.bfloat16)
+    half = np.asarray(rewards, jnp.bfloat16)
     assert function(half, where=where).dtype == jnp.float32
     np.testing.assert_allclose(
         function(half, where=where), function(half.astype(jnp.float32), where=where), rtol=1e-6

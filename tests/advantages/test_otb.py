@@ -223,7 +223,7 @@ def test_gradient_dtype_and_jit():
     np.testing.assert_allclose(otb(rewards, mask, **options), out, rtol=1e-5, atol=1e-6)
     by_token = compiled_token(terminal_rewards(rewards, mask), mask, **options)
     np.testing.assert_allclose(by_token, out, rtol=1e-6, atol=1e-7)
-    half = compiled(jnp.asarray(rewards, jnp.bfloat16), mask, **options)
+    half = compiled(np.asarray(rewards, jnp.bfloat16), mask, **options)
     assert half.dtype == jnp.float32
 
 

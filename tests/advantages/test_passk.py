@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import grad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -79,7 +80,7 @@ def test_pkpo_of_rewards_of_any_size(k, loo):
     where[2] = np.arange(6) == 3
     where[3] = False
     got = pkpo(
-        jnp.where(where, jnp.float32(rewards), np.nan), where=where, k=k, loo=loo, threshold=None
+        np.where(where, jnp.float32(rewards), np.nan), where=where, k=k, loo=loo, threshold=None
     )
     for row, mask, values in zip(rewards, where, np.asarray(got), strict=True):
         w = ref_maximum(row[mask], k) if mask.any() else np.zeros(0)
@@ -95,7 +96,7 @@ def test_pkpo_of_rewards_of_any_size(k, loo):
 
 def test_log_comb():
     n, k = np.meshgrid(np.arange(-1, 20), np.arange(-2, 22))
-    got = np.asarray(log_comb(jnp.asarray(n), jnp.asarray(k)))
+    got = np.asarray(log_comb(np.asarray(n), np.asarray(k)))
     expected = [
         [math.log(math.comb(a, b)) if 0 <= b <= a else -np.inf for a, b in zip(*rows, strict=True)]
         for rows in zip(n.tolist(), k.tolist(), strict=True)
@@ -103,7 +104,7 @@ def test_log_comb():
     np.testing.assert_allclose(got, expected, atol=1e-5)
     assert log_comb(4, 2).shape == ()
     assert float(log_comb(64, 32)) == pytest.approx(math.log(math.comb(64, 32)), abs=5e-5)
-    gradient = jax.grad(lambda k: jnp.where(jnp.isfinite(x := log_comb(4.0, k)), x, 0.0))
+    gradient = grad(lambda k: jnp.where(jnp.isfinite(x := log_comb(4.0, k)), x, 0.0))
     assert np.isfinite([gradient(2.0), gradient(7.0), gradient(-1.0)]).all()
 
 

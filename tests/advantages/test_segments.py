@@ -1,7 +1,6 @@
 """Credit of segments from values of prefixes, the prover's progress, uncertain tokens."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import advantages as adv
@@ -22,7 +21,7 @@ def test_worked_numbers():
 
 def test_worked_numbers_of_uncertain_segments():
     """From cut points to token advantages and the tokens that train."""
-    mask, old_logp = np.ones((1, 6), bool), jnp.log(P)
+    mask, old_logp = np.ones((1, 6), bool), np.log(P)
     starts = curation.spo_cutpoints(old_logp, mask, count=3, interval=1)
     assert starts.tolist() == [[0, 2, 4]]
     assert curation.spo_cutpoints(old_logp, mask, count=3, interval=2).tolist() == [[0, 4, -1]]
@@ -32,7 +31,7 @@ def test_worked_numbers_of_uncertain_segments():
     raw = adv.turns_to_tokens(raw, mask, turn_ids=ids)
     assert raw.tolist() == [[-0.25, -0.25, 0.5, 0.5, 0.25, 0.25]]
     keep = curation.uncertain_tokens(raw, mask, old_logp=old_logp)
-    assert jnp.where(keep, raw, 0).tolist() == [[-0.25, 0, 0.5, 0, 0.25, 0]] and keep.sum() == 3
+    assert np.where(keep, raw, 0).tolist() == [[-0.25, 0, 0.5, 0, 0.25, 0]] and keep.sum() == 3
     white = adv.whiten_uncertain(raw, mask, old_logp=old_logp)
     x = np.array([-0.25, 0.5, 0.25])
     expected = np.zeros(6)

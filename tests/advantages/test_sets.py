@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rows import for_each
 
@@ -16,7 +15,7 @@ PAIRS = np.array([[0, 1], [2, 3]])
 def test_ids_beyond_the_integers_of_float32_stay_apart():
     ids = np.array([0, 1, 1, 1])
     want = compiled(np.ones(4), answer_ids=ids, size=2)
-    assert jnp.any(want != 0)
+    assert np.any(want != 0)
     np.testing.assert_array_equal(compiled(np.ones(4), answer_ids=ids + 2**24, size=2), want)
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import normal, put
+from cheap import grad, normal, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -82,7 +82,7 @@ def ref_jspo(rewards, where, eps=1e-6):
     ],
 )
 def test_worked_numbers(prior, mean, n, baseline, weight):
-    rewards = jnp.asarray(np.arange(n) < mean * n, jnp.float32)
+    rewards = np.asarray(np.arange(n) < mean * n, jnp.float32)
     got = shrinkage_baseline(rewards, prior=np.array(prior))
     np.testing.assert_allclose(got, [baseline, weight], atol=1e-6)
     np.testing.assert_allclose(
@@ -136,7 +136,7 @@ def test_positive_part():
     np.testing.assert_allclose(positive_part(d2, np.array(0.25)), [0, 0, 0, 0.5, 0.75])
     bias = np.maximum(np.asarray(d2) - 0.25, 0)
     np.testing.assert_allclose(positive_part(d2, np.array(0.25)), bias / (bias + 0.25), atol=1e-7)
-    assert np.isfinite(jax.grad(lambda d: positive_part(d, np.array(0.25)).sum())(d2)).all()
+    assert np.isfinite(grad(lambda d: positive_part(d, np.array(0.25)).sum())(d2)).all()
     assert np.isnan(positive_part(np.array(np.nan), np.array(0.1)))
 
 
@@ -245,9 +245,8 @@ def test_gradients_dtypes_and_kept_nan(name):
     check_grads(function, (rewards,), order=1, modes=["rev"], atol=1e-2, rtol=1e-2, eps=3e-3)
     low = rewards.astype(jnp.bfloat16)
     assert function(low).dtype == jnp.float32
-    # Not compiled: the programs of two types may differ in the last bits.
-    np.testing.assert_array_equal(ALL[name](low), ALL[name](low.astype(jnp.float32)))
-    np.testing.assert_allclose(function(rewards), ALL[name](rewards), rtol=1e-5, atol=1e-6)
+    wide = function(low.astype(np.float32))
+    np.testing.assert_allclose(function(low), wide, rtol=1e-5, atol=1e-6)
     assert np.isnan(function(put(rewards, np.s_[1, 1], np.nan))).any()
     equal, pullback = jax.vjp(function, np.full(SHAPE, 0.1))
     assert np.isfinite(pullback(np.ones(SHAPE))[0]).all()

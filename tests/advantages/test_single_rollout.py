@@ -51,7 +51,7 @@ def test_equals_the_reference(rewards, where, seed, ddof):
     assert out.dtype == jnp.float32
     assert not np.asarray(out)[~where].any()
     if ddof == 1:
-        gain = jnp.asarray(rewards - values[:, None])
+        gain = np.asarray(rewards - values[:, None])
         np.testing.assert_allclose(out, batch_normalize(gain, where=where), atol=2e-6)
 
 

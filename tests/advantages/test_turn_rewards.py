@@ -1,7 +1,6 @@
 """What turns earn: discounted outcomes, information, gates, places of tokens."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cheap import put
@@ -45,7 +44,7 @@ def test_information_telescopes_and_the_last_turn_has_the_outcome():
     np.testing.assert_allclose(out[1, 0], share[1, 1] - share[1, 0], atol=1e-6)
     np.testing.assert_allclose(out[2], [0.5, 0.0, 0.0, 0.0])
     # All answers wrong, and yet turns differ.
-    wrong = info_gain_rewards(np.zeros(3), answer_logp=jnp.log(share))
+    wrong = info_gain_rewards(np.zeros(3), answer_logp=np.log(share))
     assert np.asarray(jr.advantages.turn_grpo(wrong)).any()
 
 
@@ -84,7 +83,7 @@ def test_steps_count_only_behind_the_outcome():
     direct = gate(outcome, step_rewards=steps, threshold=-np.inf)
     np.testing.assert_allclose(direct, steps, atol=1e-6)
     where = np.arange(3) < np.array([3, 2, 1, 3])[:, None]
-    junk = jnp.where(where, steps, np.nan)
+    junk = np.where(where, steps, np.nan)
     assert np.isfinite(gate(outcome, step_rewards=junk, turn_where=where)).all()
 
 
@@ -124,5 +123,5 @@ def test_an_episode_is_won_where_the_environment_says_so():
 def test_totals_are_over_the_tokens_of_the_mask():
     tokens = np.random.default_rng(2).normal(size=(3, 6)).astype(np.float32)
     expected = np.where(MASK, tokens, 0.0).sum(-1)
-    junk = jnp.where(MASK, tokens, np.nan)
+    junk = np.where(MASK, tokens, np.nan)
     np.testing.assert_allclose(token_totals(junk, MASK), expected, atol=1e-6)

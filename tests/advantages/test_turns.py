@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import grad
 from jax.test_util import check_grads
 from rows import for_each
 
@@ -129,7 +130,7 @@ def test_gradient_permutation_bfloat16_and_leading_axes():
     np.testing.assert_allclose(moved, out[:, order], atol=1e-6)
     one = compiled(rewards[1], turn_where=turn_where[1], where=where[1])
     np.testing.assert_allclose(one, out[1], atol=1e-6)
-    half = jnp.asarray(rewards, jnp.bfloat16)
+    half = np.asarray(rewards, jnp.bfloat16)
     assert compiled(half, **kept).dtype == jnp.float32
     np.testing.assert_array_equal(compiled(half, **kept), compiled(half.astype("float32"), **kept))
     np.testing.assert_allclose(trloo(rewards, **kept), out, atol=1e-6)
@@ -188,7 +189,7 @@ def test_ui_s1_adds_steps_and_episodes():
     credit = jax.jit(ui_s1, static_argnames=static)
     taken = turn_where & where[..., None]
     returns = turn_returns(rewards, turn_where=taken, matches=matches, gamma=0.5)
-    across = grpo(jnp.swapaxes(returns, 1, 2), where=np.swapaxes(taken, 1, 2))
+    across = grpo(np.swapaxes(returns, 1, 2), where=np.swapaxes(taken, 1, 2))
     step = np.swapaxes(across, 1, 2)
     np.testing.assert_allclose(credit(rewards, episode_weight=0.0, **options), step, atol=1e-6)
     together = np.asarray(turn_grpo(rewards, turn_where=turn_where, where=where, gamma=0.0))
@@ -206,7 +207,7 @@ def test_a_turn_counts_once_whatever_its_length():
     rng = np.random.default_rng(12)
     turn_ids = np.array([[[0, 0, 0, -1, 1], [0, 1, 1, 2, 2]]])
     mask = np.array([[[True, True, True, True, True], [True, True, True, True, False]]])
-    advantages = jnp.asarray(rng.normal(size=(1, 2, 5)), jnp.float32)
+    advantages = np.asarray(rng.normal(size=(1, 2, 5)), jnp.float32)
     out = equal_turns(advantages, mask, turn_ids=turn_ids)
     a = np.float64(advantages[0])
     turns = [a[0, :3], a[0, 4:5], a[1, :1], a[1, 1:3], a[1, 3:4]]
@@ -214,7 +215,7 @@ def test_a_turn_counts_once_whatever_its_length():
     mean = weighted_sum(out, token_mean(mask))
     assert float(mean) == pytest.approx(np.mean([x.mean() for x in turns]), abs=1e-6)
     assert not np.asarray(out)[0, 0, 3] and not np.asarray(out)[0, 1, 4]
-    loud = equal_turns(jnp.where(mask, advantages, np.nan), mask, turn_ids=turn_ids)
+    loud = equal_turns(np.where(mask, advantages, np.nan), mask, turn_ids=turn_ids)
     np.testing.assert_array_equal(loud, out)
 
 
@@ -233,7 +234,7 @@ def test_tokens_take_the_value_of_their_turn():
 
 def test_each_turn_gets_the_gradient_of_its_tokens():
     turn_ids, mask = np.array([[0, 1, 1, 5]]), np.array([[True, True, True, False]])
-    gradient = jax.grad(lambda a: turns_to_tokens(a, mask, turn_ids=turn_ids).sum())
+    gradient = grad(lambda a: turns_to_tokens(a, mask, turn_ids=turn_ids).sum())
     assert gradient(np.array([[1.0, 2.0, 3.0]])).tolist() == [[1.0, 2.0, 0.0]]
 
 
@@ -244,7 +245,7 @@ def test_in_a_chain_the_rewards_are_those_of_the_turns():
     rewards, turn_where, where = sample(7)
     turn_ids = np.broadcast_to(np.arange(3), rewards.shape)
     out, _ = chain.update(
-        np.zeros(rewards.shape[:2]), chain.init(), turn_rewards=jnp.asarray(rewards),
+        np.zeros(rewards.shape[:2]), chain.init(), turn_rewards=np.asarray(rewards),
         turn_where=turn_where, where=where, turn_ids=turn_ids, mask=turn_where,
     )  # fmt: skip
     np.testing.assert_allclose(

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import put
+from cheap import grad, put
 from jax.test_util import check_grads
 from rows import for_each
 
@@ -11,7 +11,7 @@ from jaxrl_llm.advantages import dr_grpo, opo, opob, vcpo_advantage
 
 REWARDS = np.array([1.0, 0.0, 1.0, 1.0])
 NORMS = np.array([1.0, 4.0, 1.0, 2.0])
-LOG_WEIGHTS = jnp.log(np.array([1.0, 2.0, 0.5, 4.0]))
+LOG_WEIGHTS = np.log(np.array([1.0, 2.0, 0.5, 4.0]))
 baseline = jax.jit(opob)
 compiled = jax.jit(vcpo_advantage, static_argnames="scale")
 
@@ -103,7 +103,7 @@ def test_equal_rewards_and_singletons_give_exactly_zero(value):
     assert not compiled(rewards, **options).any()
     alone = put(np.zeros((3, 4), bool), np.s_[:, 1], True)
     assert not compiled(np.arange(12.0).reshape(3, 4), **options, where=alone).any()
-    gradient = jax.grad(lambda r: vcpo_advantage(r, **options).sum())(rewards)
+    gradient = grad(lambda r: vcpo_advantage(r, **options).sum())(rewards)
     assert np.isfinite(gradient).all()
 
 
@@ -148,5 +148,5 @@ def test_gradient_dtype_and_jit():
         rtol=1e-5,
         atol=1e-6,
     )
-    half = jnp.asarray(rewards, jnp.bfloat16)
+    half = np.asarray(rewards, jnp.bfloat16)
     assert compiled(half, old_logp=old_logp, **options).dtype == jnp.float32

@@ -170,5 +170,5 @@ def test_constant_empty_and_eager():
     none = {**x, "test_where": np.zeros_like(x["test_where"])}
     assert np.isfinite(call(none, delta=0.0)).all()
     np.testing.assert_allclose(call(x, verpo), call(x), atol=1e-6)
-    half = {**x, "rewards": jnp.asarray(x["rewards"], jnp.bfloat16)}
+    half = {**x, "rewards": np.asarray(x["rewards"], jnp.bfloat16)}
     np.testing.assert_array_equal(call(half), call(x))

@@ -88,7 +88,7 @@ def test_worked_numbers_lie_where_the_bound_flips(statistic, values):
 
 
 def test_k1_of_a_sequence_is_its_ratio_and_of_a_mean_its_geometric_mean():
-    arrays = (jnp.asarray(G), np.zeros(4), ONES)
+    arrays = (np.asarray(G), np.zeros(4), ONES)
     for level, value in (("sequence_sum", 2.013753), ("sequence_mean", 1.191246)):
         options = {"statistic": "k1", "level": level, "lower": 0.0}
         assert rejection_mask(*arrays, upper=value + 1e-5, **options).all()

@@ -1,9 +1,9 @@
 """rollout_correction: weights and rules put together, and what the Recipe makes of them."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import grad
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -68,7 +68,7 @@ def test_all_rules_must_keep():
 def test_weights_are_zero_where_rejected_and_do_not_depend_on_it():
     weights = bind(importance_weights, normalize=True)
     w, keep = rollout_correction(OLD, BEHAVIOR, MASK, weights=weights, reject=RULES)
-    np.testing.assert_array_equal(w, jnp.where(keep, weights(OLD, BEHAVIOR, MASK), 0.0))
+    np.testing.assert_array_equal(w, np.where(keep, weights(OLD, BEHAVIOR, MASK), 0.0))
 
 
 def test_the_denominator_can_be_kept():
@@ -132,7 +132,7 @@ def test_a_sequence_surrogate_refuses_the_token_form():
 
 def test_three_policies_on_one_token():
     # Probabilities .3 now, .2 at the start of the update, .25 when sampled: w = .8, r = 1.5.
-    logp, old, behavior = (jnp.log(np.full((1, 1), p)) for p in (0.3, 0.2, 0.25))
+    logp, old, behavior = (np.log(np.full((1, 1), p)) for p in (0.3, 0.2, 0.25))
     mask = np.ones((1, 1), bool)
     w, keep = rollout_correction(old, behavior, mask, weights=TIS)
     loss = w * jr.surrogates.ppo_clip(logp, old, np.ones(1), mask)
@@ -146,4 +146,4 @@ def test_three_policies_on_one_token():
         w, _ = rollout_correction(logp, behavior, mask, weights=TIS)
         return jnp.sum(w * jr.surrogates.ppo_clip(logp, None, np.ones(1), mask))
 
-    np.testing.assert_allclose(jax.grad(near)(logp), [[-1.2]], rtol=1e-6)
+    np.testing.assert_allclose(grad(near)(logp), [[-1.2]], rtol=1e-6)

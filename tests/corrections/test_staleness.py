@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import put
+from cheap import put, value_and_grad
 from rows import for_each
 
 from jaxrl_llm import corrections
@@ -75,7 +75,7 @@ def test_loglinear_reads_no_masked_cell_and_gives_no_gradient():
     def total(logp):
         return loglinear_prox(logp, behavior, versions, mask, current_version=5).sum()
 
-    value, gradient = jax.value_and_grad(total)(logp)
+    value, gradient = value_and_grad(total)(logp)
     assert value == -1.5
     assert not gradient.any()
 

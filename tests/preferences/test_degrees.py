@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import put
+from cheap import put, value_and_grad
 
 from jaxrl_llm import preferences
 
@@ -30,13 +30,13 @@ def test_the_most_salient_tokens_are_removed():
 
 def test_a_term_of_degrees_is_the_loss_of_the_copies_of_a_group():
     rng = np.random.default_rng(3)
-    logits = jnp.asarray(rng.normal(size=(2, 5, 3, 4)), jnp.float32)
+    logits = np.asarray(rng.normal(size=(2, 5, 3, 4)), jnp.float32)
     mask = np.ones((2, 5, 3), bool)
     mask[0, 1, 2] = mask[1, 4] = False
     rewards = np.array([[0.5, 1.0, 0.0, 0.75, 0.25], [1.0, 0.0, 0.9, 0.5, 0.75]])
-    logits = jnp.where(mask[..., None], logits, np.nan)
+    logits = np.where(mask[..., None], logits, np.nan)
     term = preferences.degree_term(
-        degree_logits=logits, rewards=rewards, mask=jnp.asarray(mask), coef=0.3
+        degree_logits=logits, rewards=rewards, mask=np.asarray(mask), coef=0.3
     )
     want = []
     for group, degrees in ((0, {0: 2, 1: 0, 3: 1, 4: 3}), (1, {0: 0, 3: 2})):
@@ -46,7 +46,7 @@ def test_a_term_of_degrees_is_the_loss_of_the_copies_of_a_group():
             losses.append(np.log(np.exp(z).sum()) - z[degree])
         want.append(0.3 * np.mean(losses))
     np.testing.assert_allclose(term, np.where(mask, np.array(want)[:, None, None], 0), rtol=1e-5)
-    ordered = jnp.asarray(rng.normal(size=(3, 4, 4)), jnp.float32)
+    ordered = np.asarray(rng.normal(size=(3, 4, 4)), jnp.float32)
     np.testing.assert_allclose(
         preferences.degree_loss(ordered),
         preferences.degree_loss(ordered[:, ::-1], degrees=np.tile(np.arange(4)[::-1], (3, 1))),
@@ -87,7 +87,7 @@ def test_the_loss_of_degrees():
     np.testing.assert_allclose(preferences.degree_loss(logits), right.mean(-1), rtol=1e-5)
     where = np.array([[True, False, True], [False] * 3])
     logits[~where] = np.nan
-    run = jax.value_and_grad(lambda x: preferences.degree_loss(x, where=where).sum())
+    run = value_and_grad(lambda x: preferences.degree_loss(x, where=where).sum())
     value, slope = run(logits)
     assert float(value) == pytest.approx(right[0, [0, 2]].mean(), rel=1e-5)
     assert np.isfinite(slope).all() and not slope[~where].any()

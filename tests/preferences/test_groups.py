@@ -1,10 +1,9 @@
 """Losses of pairs on groups: which rollouts pair, float64 values and gradients, the center."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import put
+from cheap import grad, put, value_and_grad
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -65,7 +64,7 @@ def test_only_the_pair_has_a_gradient_and_junk_changes_nothing():
         loss = preferences.paired(x, None, ADVANTAGES, MASK, ref_logp=y)
         return jnp.sum(loss * jr.aggregate.group_mean(MASK))
 
-    gradient, of_reference = jax.jit(jax.grad(total, argnums=(0, 1)))(logp, ref)
+    gradient, of_reference = grad(total, argnums=(0, 1))(logp, ref)
     pairs = np.zeros((P, G, T), bool)
     for p, members in enumerate(PAIRS):
         pairs[p, sorted({g for pair in members for g in pair})] = True
@@ -80,7 +79,7 @@ def test_only_the_pair_has_a_gradient_and_junk_changes_nothing():
         np.testing.assert_allclose(gradient[place], slope, rtol=1e-4)
     junk = np.where(MASK, logp, np.nan)
     assert float(total(junk, np.where(MASK, ref, np.inf))) == float(total(logp, ref))
-    assert np.isfinite(np.asarray(jax.grad(total)(junk, ref))).all()
+    assert np.isfinite(np.asarray(grad(total)(junk, ref))).all()
 
 
 @for_each("cap", [None, 1.0])
@@ -121,7 +120,7 @@ def test_an_infinite_loss_of_weight_zero_is_zero():
 
     for loss in (pair, squared, undesirable):
         assert (loss(logp) == 0).all()
-        assert jnp.isfinite(jax.grad(lambda x, loss=loss: loss(x).sum())(logp)).all()
+        assert np.isfinite(grad(lambda x, loss=loss: loss(x).sum())(logp)).all()
 
 
 def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
@@ -136,9 +135,9 @@ def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
         return preferences.paired(logp[:, None], None, signs, mask, **options)[0, 0]
 
     sums = np.array([-60.0, -1200.0])
-    value, slope = jax.value_and_grad(total)(sums)
+    value, slope = value_and_grad(total)(sums)
     np.testing.assert_allclose(value, exponential(*sums), rtol=1e-6)
-    np.testing.assert_allclose(slope, jax.grad(lambda x: exponential(*x))(sums), rtol=1e-6)
+    np.testing.assert_allclose(slope, grad(lambda x: exponential(*x))(sums), rtol=1e-6)
 
 
 def test_the_center_is_the_mean_of_all_pairs():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import grad, value_and_grad
 from rows import for_each
 
 from jaxrl_llm import preferences
@@ -73,7 +74,7 @@ def test_mnpo_weighs_the_policies_that_there_are():
         ours = preferences.mnpo(*rows, *history, eta=0.5, ratio=0.3, **options)
         h = (w - l) - 0.3 * (rw - rl) - 0.7 * mean
         np.testing.assert_allclose(ours, (h - 1) ** 2, rtol=1e-5)
-    slope = jax.grad(
+    slope = grad(
         lambda x: preferences.mnpo(*x[:4], x[4:5].T, x[5:].T, where=np.arange(5) < 3).sum()
     )(arrays(4, 6, 5))
     assert not slope[2:].any() and not slope[:, 3:].any() and slope[0, 0] == -slope[1, 0] != 0
@@ -99,10 +100,10 @@ def nash_gap(policy):
 @for_each("method", ["sppo", "inpo", "nash_md"])
 def test_self_play_reaches_the_nash_policy_of_rock_paper_scissors(method):
     """All samples weighed by their probability; the policy is a softmax over the three moves."""
-    matrix = jnp.asarray(ROCK_PAPER_SCISSORS, jnp.float32)
-    i, j = (jnp.asarray(x) for x in np.divmod(np.arange(9), 3))
+    matrix = np.asarray(ROCK_PAPER_SCISSORS, jnp.float32)
+    i, j = (np.asarray(x) for x in np.divmod(np.arange(9), 3))
     start = jax.nn.log_softmax(np.array([1.0, 0.0, -0.5]))
-    ref = np.full(3, -jnp.log(3.0))
+    ref = np.full(3, -np.log(3.0))
 
     def loss(logits, previous):
         logp = jax.nn.log_softmax(logits)
@@ -147,7 +148,7 @@ def test_nash_md_is_reinforce_with_a_penalty():
     mask = np.arange(4) < np.array([4, 2, 0])[:, None]
     win = np.array([0.9, 0.2, np.nan], np.float32)
     junk = np.where(mask, logp, np.nan)
-    run = jax.value_and_grad(lambda x: preferences.nash_md(x, ref, mask, win, beta=0.3).sum())
+    run = value_and_grad(lambda x: preferences.nash_md(x, ref, mask, win, beta=0.3).sum())
     value, slope = run(junk)
     expected = np.where(mask, 0.3 * (logp - ref) - (win - 0.5)[:, None], 0.0)
     np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-6)
@@ -180,7 +181,7 @@ def test_seppo():
     assert float(preferences.seppo_sign(worse[0], worse[2])[0]) == -1
     expected = np.logaddexp(0, 0.10 + 0.05)
     assert float(preferences.seppo(*worse, beta=1.0)[0]) == pytest.approx(expected, abs=1e-6)
-    slope = jax.grad(lambda x: preferences.seppo(*x, beta=1.0).sum())(np.stack(worse))
+    slope = grad(lambda x: preferences.seppo(*x, beta=1.0).sum())(np.stack(worse))
     assert (slope[:2] < 0).all() and not slope[2:].any()
     # A policy equal to its reference is a tie, and where the sign is +1 it is DPO.
     logp = arrays(8, 2, 4)
@@ -197,13 +198,13 @@ def test_seppo():
     better[0] = better[2] + 1
     np.testing.assert_allclose(preferences.seppo(*better), preferences.dpo(*better), rtol=1e-6)
     where = np.array([True, True, False, True])
-    junk = jnp.where(where, better, np.nan)
+    junk = np.where(where, better, np.nan)
     masked = preferences.seppo(*junk, where=where)
-    np.testing.assert_allclose(masked, jnp.where(where, preferences.dpo(*better), 0), rtol=1e-6)
+    np.testing.assert_allclose(masked, np.where(where, preferences.dpo(*better), 0), rtol=1e-6)
 
 
 def test_references_are_drawn_with_one_probability():
-    draw = jax.vmap(lambda key: preferences.sample_reference(key, 4))
+    draw = jax.jit(jax.vmap(lambda key: preferences.sample_reference(key, 4)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, np.full(4, 0.25), atol=0.03)
     with pytest.raises(ValueError, match="count must be above 0"):
@@ -246,7 +247,7 @@ def test_win_rates_of_a_mixture_read_no_masked_sample_and_not_the_sample_itself(
 def test_nash_md_of_a_token_that_neither_policy_can_produce():
     logp, mask = np.array([[-1.0, -np.inf]]), np.ones((1, 2), bool)
     even, beta = np.array([0.5]), 0.1
-    loss, gradient = jax.value_and_grad(
+    loss, gradient = value_and_grad(
         lambda x: preferences.nash_md(x, logp, mask, even, beta=beta).sum()
     )(logp)
     assert float(loss) == 0.0 and np.isfinite(gradient).all()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import grad, value_and_grad
 
 from jaxrl_llm.preferences import (
     bradley_terry,
@@ -41,15 +42,15 @@ def test_laws_of_pairs():
     np.testing.assert_allclose(soft_bradley_terry(W, L, np.full(3, 0.9)), mixed, rtol=1e-6)
     np.testing.assert_allclose(soft_bradley_terry(W, L, np.ones(3)), bradley_terry(W, L), rtol=1e-6)
     p = np.array([0.2, 0.5, 0.9])
-    slope = jax.grad(lambda r: soft_bradley_terry(r, np.zeros(3), p).sum())(jnp.log(p / (1 - p)))
+    slope = grad(lambda r: soft_bradley_terry(r, np.zeros(3), p).sum())(np.log(p / (1 - p)))
     np.testing.assert_allclose(slope, np.zeros(3), atol=1e-6)
 
 
 def test_absent_pairs_are_not_read():
     where = np.array([True, False, True])
     for junk in (np.nan, np.inf):
-        w, m = jnp.where(where, W, junk), jnp.where(where, 0.2, junk)
-        loss, slope = jax.value_and_grad(
+        w, m = np.where(where, W, junk), np.where(where, 0.2, junk)
+        loss, slope = value_and_grad(
             lambda x, m=m: bradley_terry(x, L, margin=m, centering=0.1, where=where).sum()
         )(w)
         expected = bradley_terry(W, L, margin=0.2, centering=0.1)
@@ -78,10 +79,10 @@ def test_steps_are_read_at_their_last_token():
     ]
     last = step_marks(steps, mask, last_only=True)
     assert last.sum(-1).tolist() == [1, 1] and last[0, 5] and last[1, 3]
-    logits = jnp.where(marks, jnp.asarray(np.random.default_rng(0).normal(size=(2, 6))), np.nan)
+    logits = np.where(marks, np.asarray(np.random.default_rng(0).normal(size=(2, 6))), np.nan)
     labels = np.array([[0, 0, 1, 0, 0, 1], [1, 0, 0, 0, 0, 0]])
-    loss, slope = jax.value_and_grad(lambda z: process_reward(z, labels, marks).sum())(logits)
-    p = 1 / (1 + np.exp(-np.float64(jnp.where(marks, logits, 0.0))))
+    loss, slope = value_and_grad(lambda z: process_reward(z, labels, marks).sum())(logits)
+    p = 1 / (1 + np.exp(-np.float64(np.where(marks, logits, 0.0))))
     expected = -np.where(labels, np.log(p), np.log(1 - p))
     np.testing.assert_allclose(loss, expected[np.asarray(marks)].sum(), rtol=1e-5)
     np.testing.assert_allclose(slope, np.where(marks, p - labels, 0.0), atol=1e-6)
@@ -93,7 +94,7 @@ def test_steps_are_read_at_their_last_token():
 def test_the_reward_is_that_of_the_last_token():
     values = np.array([[1.0, 2.0, np.nan], [4.0, np.nan, 6.0], [np.nan] * 3])
     mask = np.array([[1, 1, 0], [1, 0, 1], [0, 0, 0]], bool)
-    rewards, slope = jax.value_and_grad(lambda v: last_token_value(v, mask).sum())(values)
+    rewards, slope = value_and_grad(lambda v: last_token_value(v, mask).sum())(values)
     assert last_token_value(values, mask).tolist() == [2.0, 6.0, 0.0] and rewards == 8
     assert slope.tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
 
@@ -107,9 +108,9 @@ def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
         return paired_rewards(values[:, None], None, signs, mask, loss=exponential)[0, 0]
 
     rewards = np.array([60.0, -60.0])
-    value, slope = jax.value_and_grad(total)(rewards)
+    value, slope = value_and_grad(total)(rewards)
     np.testing.assert_allclose(value, exponential(*rewards), rtol=1e-6)
-    np.testing.assert_allclose(slope, jax.grad(lambda x: exponential(*x))(rewards), rtol=1e-6)
+    np.testing.assert_allclose(slope, grad(lambda x: exponential(*x))(rewards), rtol=1e-6)
 
 
 def test_a_step_beyond_the_labels_is_not_a_number_of_the_last_label():
@@ -147,13 +148,13 @@ def test_surrogates_of_a_head_read_the_ends_of_responses_and_steps():
     want = sum(np.log1p(np.exp(last[b] - last[a])) for a, b in pairs)
     assert of(listed_rewards, rewards=order) == pytest.approx(want, rel=1e-5)
     ids = np.broadcast_to(np.array([0, 0, 1, 1, 2]), mask.shape)
-    ends = step_values(values, ids, jnp.asarray(mask), steps=2)
+    ends = step_values(values, ids, np.asarray(mask), steps=2)
     at = np.array([[1, 2], [1, 3], [0, 0], [0, 0]])
     want = np.take_along_axis(values, at, axis=-1) * np.array([[1, 1], [1, 1], [1, 0], [0, 0]])
     np.testing.assert_allclose(ends, np.nan_to_num(want), rtol=1e-6)
     labels, where = np.ones((4, 3)), np.arange(3) < np.full((4, 1), 2)
     loss = step_rewards(
-        values, None, order, jnp.asarray(mask), turn_rewards=labels, turn_where=where, turn_ids=ids
+        values, None, order, np.asarray(mask), turn_rewards=labels, turn_where=where, turn_ids=ids
     )
     marked = np.zeros(mask.shape, bool)
     marked[[0, 0, 1, 1, 2], [1, 2, 1, 3, 0]] = True
