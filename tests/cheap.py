@@ -13,8 +13,18 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from jaxrl_llm.core.compose import Bound
+
+# A law over a few drawn examples, the same in every run. The fixture is that of ``for_each``.
+quick = settings(
+    max_examples=30,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 def compiled(function: Callable) -> Callable:
@@ -105,9 +115,11 @@ def _moves(leaf: Any) -> bool:
     """An argument of the program: an array with axes, a key, or a value of another program."""
     if isinstance(leaf, jax.core.Tracer):
         return True
-    if not isinstance(leaf, jax.Array | np.ndarray) or leaf.dtype.kind in "OSU":
+    if not isinstance(leaf, jax.Array | np.ndarray):
         return False
-    return leaf.ndim > 0 or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return True
+    return leaf.ndim > 0 and leaf.dtype.kind not in "OSU"
 
 
 def _key(leaf: Any) -> Any:

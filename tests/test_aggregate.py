@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, normal, one_program_a_call, put, value_and_grad  # noqa: F401
-from hypothesis import given, settings
+from cheap import grad, normal, one_program_a_call, put, quick, value_and_grad  # noqa: F401
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
@@ -27,7 +27,6 @@ ALL = {
     "fixed_length": partial(aggregate.fixed_length, length=4),
 }
 every = for_each("name", ALL)
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
 def reference(name, loss, mask, length=4):

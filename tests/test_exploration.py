@@ -4,14 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import one_program_a_call  # noqa: F401
-from hypothesis import given, settings
+from cheap import one_program_a_call, quick  # noqa: F401
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jaxrl_llm.diagnostics import mass_balance, unsampled_second_moment
 
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 PROBS = np.array([0.4, 0.3, 0.2, 0.1])
 CORRECT, SAMPLED = np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 0], bool)
 

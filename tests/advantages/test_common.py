@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import normal, value_and_grad
-from hypothesis import given, settings
+from cheap import normal, quick, value_and_grad
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
@@ -48,7 +48,6 @@ everyone = for_each("name", EAGER)
 SHAPE = (3, 4)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-40, 40).map(lambda i: i / 8))
 kept = hnp.arrays(np.bool_, SHAPE)
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
 @everyone

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad, normal, value_and_grad
-from hypothesis import given, settings
+from cheap import grad, normal, quick, value_and_grad
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
@@ -14,7 +14,6 @@ from jaxrl_llm.advantages import dr_grpo, gpg, informative_share
 from jaxrl_llm.surrogates import reinforce
 
 compiled = jax.jit(gpg, static_argnames=("scale", "mode", "eps", "singleton"))
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 REWARDS = np.array([[1.0, 0.0], [1.0, 1.0]])
 eighths = hnp.arrays(np.float32, (3, 4), elements=st.integers(-4, 4).map(lambda i: i / 8))
 kept = hnp.arrays(np.bool_, (3, 4))

@@ -5,8 +5,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad, normal
-from hypothesis import given, settings
+from cheap import grad, normal, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec
@@ -314,7 +314,6 @@ def test_rloo_raw_singleton_keeps_its_reward():
 SHAPE = (3, 4)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-40, 40).map(lambda i: i / 8))
 bools = hnp.arrays(np.bool_, SHAPE)
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 split = jax.jit(grpo_split)
 
 

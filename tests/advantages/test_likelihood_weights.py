@@ -5,7 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from cheap import quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
@@ -17,7 +18,6 @@ SHAPE = (3, 5)
 positive = hnp.arrays(np.float32, SHAPE, elements=st.integers(0, 8).map(lambda i: i / 8))
 binary = hnp.arrays(np.float32, SHAPE, elements=st.sampled_from([0.0, 1.0]))
 kept = hnp.arrays(np.bool_, SHAPE)
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 compiled = jax.jit(maxrl, static_argnames=("scale", "eps"))
 series = jax.jit(maclaurin, static_argnames=("order", "threshold"))
 

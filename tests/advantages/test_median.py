@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import normal, put
-from hypothesis import given, settings
+from cheap import normal, put, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
@@ -17,7 +17,6 @@ pivot = jax.jit(mc_grpo_pivot)
 SHAPE = (3, 5)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-8, 8).map(lambda i: i / 8))
 kept = hnp.arrays(np.bool_, SHAPE)
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 
 
 def lower_median(x):

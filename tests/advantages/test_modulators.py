@@ -5,7 +5,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from cheap import quick
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 from rows import for_each
@@ -19,7 +20,6 @@ from jaxrl_llm.advantages import (
 )
 from jaxrl_llm.core import traits_of
 
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 SHAPE = (3, 4, 5)
 
 

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from cheap import quick
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import for_each
 
@@ -19,7 +20,6 @@ from jaxrl_llm.advantages import (
 
 FIRST = score_scaler().init()
 update = jax.jit(update_moments)
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 
 
 def values(moments):

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import value_and_grad
-from hypothesis import given, settings
+from cheap import quick, value_and_grad
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
@@ -12,7 +12,6 @@ from jax.test_util import check_grads
 from jaxrl_llm.advantages import dr_grpo, opo
 
 compiled = jax.jit(opo, static_argnames="singleton")
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 eighths = hnp.arrays(np.float32, (3, 4), elements=st.integers(-40, 40).map(lambda i: i / 8))
 kept = hnp.arrays(np.bool_, (3, 4))
 lengths_of = hnp.arrays(np.int32, (3, 4), elements=st.integers(0, 6))

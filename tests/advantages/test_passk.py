@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad
-from hypothesis import given, settings
+from cheap import grad, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
@@ -19,7 +19,6 @@ SHAPE = (3, 5)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-4, 4).map(lambda i: i / 8))
 binary = hnp.arrays(np.float32, SHAPE, elements=st.sampled_from([0.0, 1.0]))
 kept = hnp.arrays(np.bool_, SHAPE)
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 best = jax.jit(grpo_passk, static_argnames=("scale", "ddof", "eps"))
 training = jax.jit(passk_training, static_argnames=("k", "threshold", "eps"))
 pk = jax.jit(pkpo, static_argnames=("k", "loo", "threshold"))

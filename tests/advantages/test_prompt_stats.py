@@ -5,7 +5,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from cheap import quick
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 from rows import for_each
@@ -18,7 +19,6 @@ from jaxrl_llm.advantages import (
     smooth_standardization,
 )
 
-quick = settings(max_examples=25, deadline=None, database=None, derandomize=True)
 update = jax.jit(prompt_stats_update)
 smooth = smooth_standardization(num_prompts=3)
 step = jax.jit(lambda r, s, ids, where: smooth.update(r, s, prompt_ids=ids, where=where, key=1))

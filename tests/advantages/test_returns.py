@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad, put, value_and_grad
-from hypothesis import given, settings
+from cheap import grad, put, quick, value_and_grad
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
@@ -14,7 +14,6 @@ from jaxrl_llm.advantages import kl_shaped_rewards, reward_to_go, terminal_rewar
 from jaxrl_llm.advantages.returns import errors_back
 from jaxrl_llm.core.scans import recur_back
 
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 SHAPE = (2, 3, 6)
 numbers = hnp.arrays(np.float32, SHAPE, elements=st.integers(-16, 16).map(lambda i: i / 8))
 masks = hnp.arrays(np.bool_, SHAPE)

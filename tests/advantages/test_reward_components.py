@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import normal
-from hypothesis import given, settings
+from cheap import normal, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
@@ -21,7 +21,6 @@ WEIGHTS = (("a", 1.0), ("b", 0.5), ("c", -2.0))
 eighths = hnp.arrays(np.float32, (3, *SHAPE), elements=st.integers(-16, 16).map(lambda i: i / 8))
 kept = hnp.arrays(np.bool_, SHAPE)
 applies = hnp.arrays(np.bool_, (3, *SHAPE))
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 
 
 def components(values, there=None):

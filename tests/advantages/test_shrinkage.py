@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, normal, put
-from hypothesis import given, settings
+from cheap import grad, normal, put, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
@@ -24,7 +24,6 @@ SHAPE = (4, 3)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(0, 8).map(lambda i: i / 8))
 priors = hnp.arrays(np.float32, SHAPE[:1], elements=st.integers(0, 16).map(lambda i: i / 16))
 kept = hnp.arrays(np.bool_, SHAPE)
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 fused = jax.jit(v05_baseline, static_argnames=("var", "scale", "ddof", "eps"))
 pooled = jax.jit(jspo, static_argnames=("eps",))
 

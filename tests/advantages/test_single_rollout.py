@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import put
-from hypothesis import given, settings
+from cheap import put, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
@@ -21,7 +21,6 @@ from jaxrl_llm.advantages import (
     spo_tracker,
 )
 
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 compiled = jax.jit(spo, static_argnames=("ddof", "eps"))
 eighths = hnp.arrays(np.float32, (4, 2), elements=st.integers(-16, 16).map(lambda i: i / 8))
 kept = hnp.arrays(np.bool_, (4, 2))

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad
-from hypothesis import given, settings
+from cheap import grad, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 from rows import for_each
@@ -19,7 +19,6 @@ from jaxrl_llm.advantages import (
     window_kl_discount,
 )
 
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 update = jax.jit(beta_tracker_update)
 
 

@@ -5,7 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from cheap import quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
@@ -14,7 +15,6 @@ from jaxrl_llm.corrections import m2_mask, off_policy_sequence_mask, rejection_m
 
 G = np.array([0.1, -0.3, 0.9, 0.0], np.float32)
 ONES = np.ones(4, bool)
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
 def reference(d, mask, statistic, level, lower, upper, invert=False):

@@ -44,7 +44,8 @@ def test_without_weights_and_rules_it_has_no_effect(function):
     with pytest.raises(ValueError, match=words):
         function(OLD, BEHAVIOR, MASK)
     # Stale data would even lose the ratio to the weights that sampled them; see score_batch.
-    recipe = jr.recipes.grpo() if function is rollout_correction else jr.recipes.gspo()
+    tokens = function.__name__ == "rollout_correction"
+    recipe = jr.recipes.grpo() if tokens else jr.recipes.gspo()
     for bare in (function, bind(function), bind(function, weights=None, reject=())):
         with pytest.raises(ValueError, match=f"Recipe '.*': correction {words}"):
             recipe.replace(correction=bare)

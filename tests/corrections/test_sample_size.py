@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from cheap import quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -10,7 +11,6 @@ from jaxrl_llm import diagnostics
 from jaxrl_llm.corrections import ess, ess_lr_scale
 
 W = np.array([1.0, 2.0, 0.5, 4.0], np.float32)
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 positive = hnp.arrays(np.float32, (5,), elements=st.floats(0.125, 8, width=32))
 
 
