@@ -4,6 +4,7 @@ import builtins
 import re
 from typing import Any
 
+import jax
 import pytest
 
 
@@ -27,4 +28,4 @@ def raises(error: type[Exception], call: str, message: str, names: dict[str, Any
     name = re.search(r"\w+(?=\()", call)[0]
     pattern = message[1:] if message.startswith("!") else f"{name}[:,].*{message}"
     with pytest.raises(error, match=f"^({pattern})"):
-        eval(call, dict(names))
+        jax.eval_shape(lambda: eval(call, dict(names)))  # no operation runs

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from jaxrl_llm.core.compose import Bound
+from jaxrl_llm.core.compose import Bound, Transform
 
 # A law over a few drawn examples, the same in every run. The fixture is that of ``for_each``.
 quick = settings(
@@ -41,7 +41,7 @@ def compiled(function: Callable) -> Callable:
         leaves, tree = jax.tree.flatten((args, options))
         moving = [_moves(x) for x in leaves]
         if not any(moving):
-            return function(*args, **options)
+            return _with_compiled_update(function(*args, **options))
         fixed = [None if moves else x for x, moves in zip(leaves, moving, strict=True)]
         key = (tree, *map(_key, fixed), *moving)
         if key not in programs:
@@ -52,6 +52,7 @@ def compiled(function: Callable) -> Callable:
                 args, options = jax.tree.unflatten(tree, both)
                 return function(*args, **options)
 
+            run.__name__ = getattr(function, "__name__", "run")
             programs[key] = jax.jit(run, inline=True)
         out = programs[key]([x for x, m in zip(leaves, moving, strict=True) if m])
         return jax.tree.map(_plain, out)
@@ -84,7 +85,7 @@ def _is_ours(value: Any) -> bool:
         return _is_ours(value.func)
     if isinstance(value, types.ModuleType):
         return value.__name__.startswith("jaxrl_llm")
-    if isinstance(value, Bound | type(jax.jit(len))):
+    if isinstance(value, Bound | Transform | type(jax.jit(len))):
         return True
     return inspect.isfunction(value) and value.__module__.startswith("jaxrl_llm")
 
@@ -92,7 +93,14 @@ def _is_ours(value: Any) -> bool:
 def _of_library(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _of_library(x) if _is_ours(x) else x for k, x in value.items()}
-    return _compiled_once(value)
+    return _with_compiled_update(value) if isinstance(value, Transform) else _compiled_once(value)
+
+
+def _with_compiled_update(value: Any) -> Any:
+    """A transform with its update ``compiled``; equal transforms stay equal."""
+    if isinstance(value, Transform):
+        return value._replace(update=_compiled_once(value.update))
+    return value
 
 
 @functools.cache

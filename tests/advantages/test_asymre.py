@@ -82,7 +82,3 @@ def test_below_the_mean_the_policy_settles_and_at_it_collapses():
     assert (some > 0.05).tolist() == [True, True, True, False]
     # With the mean as the baseline one response is left, and of two good ones only one.
     assert settle(0.0, 20000).max() > 0.95 > some.max()
-
-
-def test_a_kept_nan_is_not_hidden():
-    assert np.isnan(asymre(np.array([1.0, np.nan, 0.0]))).all()

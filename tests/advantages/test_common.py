@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import normal, quick, value_and_grad
+from cheap import normal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from jax.test_util import check_grads
 from rows import for_each
 
 from jaxrl_llm.advantages import (
@@ -52,92 +51,19 @@ kept = hnp.arrays(np.bool_, SHAPE)
 
 @everyone
 @quick
-@given(rewards=eighths, where=kept)
-def test_finite_float32_and_zero_where_dropped(name, rewards, where):
-    advantages = np.asarray(COMPILED[name](rewards, where=where))
-    assert advantages.dtype == np.float32
-    assert np.isfinite(advantages).all()
-    assert not advantages[~where].any()
-
-
-@every_group
-@quick
-@given(rewards=eighths, where=kept)
-def test_adds_up_to_zero_over_a_group(name, rewards, where):
-    np.testing.assert_allclose(COMPILED[name](rewards, where=where).sum(-1), 0.0, atol=2e-5)
-
-
-@every_group
-@quick
-@given(rewards=eighths, where=kept, shift=st.integers(-16, 16))
-def test_ignores_a_shift_of_the_rewards(name, rewards, where, shift):
-    np.testing.assert_allclose(
-        COMPILED[name](rewards + np.float32(shift), where=where),
-        COMPILED[name](rewards, where=where),
-        rtol=1e-4,
-        atol=1e-4,
-    )
-
-
-@every_group
-@quick
-@given(rewards=eighths, where=kept, log_scale=st.integers(-2, 4))
-def test_scale_of_the_rewards(name, rewards, where, log_scale):
-    scale = np.float32(2.0**log_scale)
-    power = 0.0 if name.startswith("grpo") else 1.0
-    np.testing.assert_allclose(
-        COMPILED[name](rewards * scale, where=where),
-        COMPILED[name](rewards, where=where) * scale**power,
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
-@everyone
-@quick
-@given(
-    rewards=eighths,
-    where=kept,
-    members=st.permutations(range(SHAPE[1])),
-    groups=st.permutations(range(SHAPE[0])),
-)
-def test_permuting_members_or_groups_permutes_the_output(name, rewards, where, members, groups):
-    order = np.ix_(groups, members)
-    np.testing.assert_allclose(
-        COMPILED[name](rewards[order], where=where[order]),
-        np.asarray(COMPILED[name](rewards, where=where))[order],
-        rtol=1e-5,
-        atol=1e-5,
-    )
-
-
-@everyone
-@quick
-@given(rewards=eighths, where=kept)
-def test_keeps_the_order_of_the_rewards_within_a_group(name, rewards, where):
-    advantages = np.asarray(COMPILED[name](rewards, where=where))
-    for a, r, keep in zip(advantages, rewards, where, strict=True):
-        order = np.argsort(r[keep], kind="stable")
-        assert (np.diff(a[keep][order]) >= -1e-6).all()
-
-
-@everyone
-def test_dropped_rewards_are_never_read_in_value_or_gradient(name):
-    rng = np.random.default_rng(0)
-    where = np.array([[1, 1, 0, 1], [0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 0]], bool)
-    clean = rng.normal(size=where.shape).astype(np.float32)
-    weights = rng.normal(size=where.shape).astype(np.float32)
-
-    def total(rewards):
-        return jnp.sum(weights * EAGER[name](rewards, where=where))
-
-    run = value_and_grad(total)
-    clean_value, clean_gradient = run(clean)
-    for junk in (1e4, np.nan, np.inf, -np.inf):
-        value, gradient = run(np.where(where, clean, np.float32(junk)))
-        assert value == clean_value
-        np.testing.assert_array_equal(gradient, clean_gradient)
-        assert not np.asarray(gradient)[~where].any()
+@given(rewards=eighths, where=kept, shift=st.integers(-16, 16), log_scale=st.integers(-2, 4))
+def test_laws_of_groups(name, rewards, where, shift, log_scale):
+    function = partial(COMPILED[name], where=where)
+    out, shift, scale = function(rewards), np.float32(shift), np.float32(2.0**log_scale)
+    assert out.dtype == np.float32 and np.isfinite(out).all() and not out[~where].any()
+    # The order of the rewards is kept.
+    for a, r, keep in zip(out, rewards, where, strict=True):
+        assert (np.diff(a[keep][np.argsort(r[keep], kind="stable")]) >= -1e-6).all()
+    if name in GROUP:
+        np.testing.assert_allclose(out.sum(-1), 0.0, atol=2e-5)
+        np.testing.assert_allclose(function(rewards + shift), out, rtol=1e-4, atol=1e-4)
+        expected = out if name.startswith("grpo") else out * scale
+        np.testing.assert_allclose(function(rewards * scale), expected, rtol=1e-4, atol=1e-5)
 
 
 @everyone
@@ -175,38 +101,14 @@ def test_a_constant_group_next_to_a_varied_one_has_a_finite_gradient(name):
     assert not gradient[0].any()
 
 
-@everyone
-def test_gradient_equals_finite_differences(name):
-    function = COMPILED[name]
-    rewards = np.array([[1.0, 0.25, -0.5, 0.75], [0.5, -1.0, 2.0, 0.0]])
-    check_grads(function, (rewards,), order=1, modes=["rev"], atol=5e-3, rtol=5e-3, eps=1e-2)
-
-
-@everyone
-def test_bfloat16_rewards_are_counted_in_float32(name):
-    function = COMPILED[name]
-    rewards = np.array([[1.0, 0.5, 0.25, 3.0]], jnp.bfloat16)
-    out = function(rewards)
-    assert out.dtype == jnp.float32
-    np.testing.assert_array_equal(out, function(rewards.astype(jnp.float32)))
-
-
 @every_group
 def test_groups_are_the_last_axis_whatever_stands_before(name):
-    function = COMPILED[name]
     rewards = normal(0, (2, 3, 4))
-    out = function(rewards)
-    assert function(rewards[0, 0]).shape == (4,)
+    out = COMPILED[name](rewards)
+    assert COMPILED[name](rewards[0, 0]).shape == (4,)
     if name != "grpo_batch":
-        np.testing.assert_allclose(jax.jit(jax.vmap(function))(rewards), out, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(function(rewards[1, 2]), out[1, 2], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(EAGER[name](rewards), out, rtol=1e-5, atol=1e-6)
-
-
-@everyone
-def test_a_kept_nan_is_not_hidden(name):
-    out = COMPILED[name](np.array([[1.0, np.nan, 0.0]]))
-    assert np.isnan(out).any()
+        each = jax.jit(jax.vmap(jax.vmap(GROUP[name])))(rewards)
+        np.testing.assert_allclose(each, out, rtol=1e-5, atol=1e-6)
 
 
 @for_each("name", ["grpo", "dr_grpo", "rloo"])
@@ -235,10 +137,3 @@ def test_a_raw_singleton_moves_no_other_group(name):
     raw = function(rewards, where=where, singleton="raw")
     np.testing.assert_array_equal(raw[0], function(rewards, where=where)[0])
     np.testing.assert_allclose(raw[1], [4.0, 0.0, 0.0], rtol=1e-5)
-
-
-@everyone
-def test_an_empty_batch_and_an_empty_group_axis(name):
-    function = COMPILED[name]
-    assert function(np.zeros((0, 4))).shape == (0, 4)
-    assert function(np.zeros((4, 0))).shape == (4, 0)

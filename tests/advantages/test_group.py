@@ -222,19 +222,32 @@ def test_only_the_batch_scale_communicates_on_a_mesh():
     assert collectives("batch") > 0
 
 
-def test_dr_grpo_worked_numbers():
-    assert dr_grpo(np.array([1.0, 0.0, 0.0, 0.0])).tolist() == [0.75, -0.25, -0.25, -0.25]
+def test_worked_numbers_of_the_others():
+    rewards, third = np.array([1.0, 0.0, 0.0, 0.0]), 1.0 / 3.0
+    assert dr_grpo(rewards).tolist() == [0.75, -0.25, -0.25, -0.25]
+    np.testing.assert_allclose(rloo(rewards), [1.0, -third, -third, -third], rtol=1e-6)
+    # Only the teachers are right: rollouts of the policy get exactly 0, the teachers' 1.
+    steered = np.array([False, False, True, True])
+    assert grpo_split(np.array([0.0, 0.0, 1.0, 1.0]), steered=steered).tolist() == [0, 0, 1, 1]
+    # A group of one is zero, or keeps its reward.
+    alone, where = np.array([[3.0, np.nan]]), np.array([[True, False]])
+    for function in (dr_grpo, rloo):
+        assert function(alone, where=where, singleton="raw").tolist() == [[3.0, 0.0]]
+        assert function(alone, where=where).tolist() == [[0.0, 0.0]]
 
 
-def test_dr_grpo_equals_the_float64_reference_with_dropped_rollouts():
+def test_dr_grpo_and_rloo_equal_float64_with_dropped_rollouts():
     rng = np.random.default_rng(1)
-    rewards = rng.normal(size=(5, 6)).astype(np.float32)
-    where = rng.random((5, 6)) < 0.7
-    expected = np.zeros((5, 6))
-    for row, keep, out in zip(rewards.astype(np.float64), where, expected, strict=True):
-        if keep.sum() > 1:
-            out[keep] = row[keep] - row[keep].mean()
-    np.testing.assert_allclose(dr_grpo(np.asarray(rewards), where=where), expected, atol=1e-6)
+    rewards, where = rng.normal(size=(5, 6)).astype(np.float32), rng.random((5, 6)) < 0.7
+    centered, left_out = np.zeros((5, 6)), np.zeros((5, 6))
+    for p, g in itertools.product(range(5), range(6)):
+        others = where[p] & (np.arange(6) != g)
+        if where[p, g] and others.any():
+            kept = np.float64(rewards[p])
+            centered[p, g] = kept[g] - kept[where[p]].mean()
+            left_out[p, g] = kept[g] - kept[others].mean()
+    np.testing.assert_allclose(dr_grpo(rewards, where=where), centered, atol=1e-6)
+    np.testing.assert_allclose(rloo(rewards, where=where), left_out, atol=1e-6)
 
 
 @for_each("kept", [2, 3, 7])
@@ -253,32 +266,6 @@ def test_dr_grpo_scales_with_the_rewards_where_grpo_does_not():
     rewards = np.array([1.0, 0.0, 0.5, 0.0])
     np.testing.assert_allclose(dr_grpo(4 * rewards), 4 * dr_grpo(rewards), rtol=1e-6)
     np.testing.assert_allclose(grpo(4 * rewards), grpo(rewards), rtol=1e-5)
-
-
-def test_dr_grpo_raw_singleton_keeps_its_reward():
-    rewards, where = np.array([[3.0, np.nan]]), np.array([[True, False]])
-    assert dr_grpo(rewards, where=where, singleton="raw").tolist() == [[3.0, 0.0]]
-    assert dr_grpo(rewards, where=where).tolist() == [[0.0, 0.0]]
-
-
-def test_rloo_worked_numbers():
-    third = 1.0 / 3.0
-    np.testing.assert_allclose(
-        rloo(np.array([1.0, 0.0, 0.0, 0.0])), [1.0, -third, -third, -third], rtol=1e-6
-    )
-
-
-def test_rloo_is_the_reward_minus_the_mean_of_the_others():
-    rng = np.random.default_rng(2)
-    rewards = rng.normal(size=(4, 5)).astype(np.float32)
-    where = rng.random((4, 5)) < 0.8
-    where[0] = True
-    expected = np.zeros((4, 5))
-    for p, g in itertools.product(range(4), range(5)):
-        others = where[p] & (np.arange(5) != g)
-        if where[p, g] and others.any():
-            expected[p, g] = rewards[p, g] - rewards[p][others].astype(np.float64).mean()
-    np.testing.assert_allclose(rloo(np.asarray(rewards), where=where), expected, atol=1e-6)
 
 
 def test_rloo_tends_to_dr_grpo_in_a_large_group():
@@ -306,11 +293,6 @@ def test_rloo_the_policy_gradient_is_unbiased_on_a_three_armed_bandit(size):
     np.testing.assert_allclose(expected(dr_grpo), true_gradient * (size - 1) / size, atol=1e-6)
 
 
-def test_rloo_raw_singleton_keeps_its_reward():
-    assert rloo(np.array([[3.0]]), singleton="raw").tolist() == [[3.0]]
-    assert rloo(np.array([[3.0]])).tolist() == [[0.0]]
-
-
 SHAPE = (3, 4)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-40, 40).map(lambda i: i / 8))
 bools = hnp.arrays(np.bool_, SHAPE)
@@ -323,13 +305,6 @@ def split_reference(rewards, steered, where):
         plain = rewards[row][where[row] & ~steered[row]].astype(np.float64)
         out[row] = np.where(where[row], rewards[row] - (plain.mean() if len(plain) else 0.0), 0.0)
     return out
-
-
-def test_grpo_split_worked_numbers():
-    # Only the teachers are right: rollouts of the policy get exactly 0, the teachers' 1.
-    rewards = np.array([0.0, 0.0, 1.0, 1.0])
-    out = grpo_split(rewards, steered=np.array([False, False, True, True]))
-    np.testing.assert_array_equal(out, [0.0, 0.0, 1.0, 1.0])
 
 
 @quick
@@ -356,11 +331,6 @@ def test_grpo_split_rollouts_of_the_policy_that_agree_get_exactly_zero(value):
     out = grpo_split(rewards, steered=np.array([False, False, False, True]))
     assert not np.any(out[:3])
     np.testing.assert_allclose(out[3], 2.0 - value, rtol=1e-6)
-
-
-def test_grpo_split_bfloat16_rewards():
-    rewards = np.ones((2, 3), jnp.bfloat16)
-    assert grpo_split(rewards, steered=np.zeros((2, 3), bool)).dtype == jnp.float32
 
 
 def test_a_group_of_equal_rewards_has_no_signal_for_the_guide_either():

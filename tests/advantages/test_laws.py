@@ -76,13 +76,20 @@ OF_GROUPS = {
     "asymre": lambda x: adv.asymre(x.rewards, where=x.where),
     "gpg": lambda x: adv.gpg(x.rewards, where=x.where, mode="nonzero_reward", scale="group"),
     "hbpo": lambda x: adv.hbpo(x.rewards, budgets=x.budgets, where=x.where),
-    "jspo": lambda x: adv.jspo(x.rewards, where=x.where),
     "maxrl": lambda x: adv.maxrl(x.rewards, where=x.where),
     "maxrl_root": lambda x: adv.maxrl(x.rewards, where=x.where, scale="root"),
     "maclaurin": lambda x: adv.maclaurin(x.rewards, where=x.where),
     "mc_grpo": lambda x: adv.mc_grpo(x.rewards, where=x.where),
     "mc_grpo_std": lambda x: adv.mc_grpo(x.rewards, where=x.where, scale="std"),
     "mc_grpo_none": lambda x: adv.mc_grpo(x.rewards, where=x.where, scale="none"),
+    "grpo": lambda x: adv.grpo(x.rewards, where=x.where),
+    "grpo_population": lambda x: adv.grpo(x.rewards, where=x.where, ddof=0),
+    "dr_grpo": lambda x: adv.dr_grpo(x.rewards, where=x.where),
+    "rloo": lambda x: adv.rloo(x.rewards, where=x.where),
+    "grpo_split": lambda x: adv.grpo_split(x.rewards, steered=x.mask[..., 1], where=x.where),
+    "passk_training": lambda x: adv.passk_training(x.rewards, where=x.where, k=2),
+    "pkpo": lambda x: adv.pkpo(x.rewards, where=x.where, k=2),
+    "pkpo_loo": lambda x: adv.pkpo(x.rewards, where=x.where, k=2, loo=True),
     "grpo_passk": lambda x: adv.grpo_passk(x.rewards, where=x.where),
     "v05_baseline": lambda x: adv.v05_baseline(x.rewards, prior=x.prior, where=x.where),
     "v05_group": lambda x: adv.v05_baseline(x.rewards, prior=x.prior, where=x.where, scale="group"),
@@ -145,6 +152,8 @@ OF_GROUPS = {
     ),
 }  # fmt: skip
 OF_BATCHES = {
+    "jspo": lambda x: adv.jspo(x.rewards, where=x.where),
+    "grpo_batch": lambda x: adv.grpo(x.rewards, where=x.where, scale="batch"),
     "gdpo": lambda x: adv.gdpo(components(x), where=x.where),
     "gdpo_token": lambda x: adv.gdpo_token(components(x), x.mask, where=x.where),
     "reinforce_pp": lambda x: adv.reinforce_pp(
@@ -162,8 +171,8 @@ OF_BATCHES = {
     ),
 }  # fmt: skip
 ALL = OF_GROUPS | OF_BATCHES
-# Rewards that are compared, ranked or thresholded hide a NaN, and kinks are no gradient.
-NAN_IS_NONE = {"novelty_sharpening", "dcpo_distribution"}
+# A component that is NaN does not apply.
+NAN_IS_NONE = {"gdpo", "gdpo_token"}
 
 
 class Reading:
@@ -245,9 +254,13 @@ def test_laws(name):
         first = {k: np.concatenate([x[:1] * 3 + 1, x[1:]]) for k, x in floats.items()}
         found = run({k: np.float32(x) for k, x in first.items()}, others)[0][1]
         np.testing.assert_allclose(found[1:], out[1:], rtol=1e-5, atol=1e-6)
+    # Equal rewards have no gradient that is none.
+    flat = {k: np.full_like(x, 0.1) if "rewards" in k else x for k, x in floats.items()}
+    for key, gradient in run(flat, others)[1].items():
+        assert np.isfinite(gradient).all(), key
     # A number that is none.
     if name not in NAN_IS_NONE:
-        key = names[0] if "rewards" not in names else "rewards"
+        key = next(k for k in ("rewards", "token_rewards", "turn_rewards") if k in names)
         bad = floats[key].copy()
         bad[(0,) * bad.ndim] = np.nan
         assert np.isnan(run(floats | {key: bad}, others)[0][1]).any()

@@ -3,13 +3,11 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from cheap import quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from jax.test_util import check_grads
 from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, grpo, maclaurin, maclaurin_weights, maxrl
@@ -97,55 +95,11 @@ def test_order_one_is_the_reward_itself_and_all_wrong_is_not_nothing():
     np.testing.assert_allclose(maclaurin(rewards, order=7)[1], -2.0)
 
 
-ALL = {
-    "maxrl": maxrl,
-    "maxrl_root": lambda r, where=None: maxrl(r, where=where, scale="root"),
-    "maclaurin": maclaurin,
-}
-
-
-@for_each("name", ALL)
-def test_dropped_rewards_are_never_read_in_value_or_gradient(name):
-    where = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)
-    clean = np.random.default_rng(0).uniform(0, 1, size=SHAPE).astype(np.float32)
-
-    @jax.jit
-    @jax.value_and_grad
-    def both(rewards):
-        return jnp.sum(np.arange(15.0).reshape(SHAPE) * ALL[name](rewards, where=where))
-
-    value, gradient = both(clean)
-    assert np.isfinite(gradient).all()
-    assert not np.asarray(gradient)[~where].any()
-    for junk in (1e4, np.nan, np.inf, -np.inf):
-        dirty = np.where(where, clean, np.float32(junk))
-        assert both(dirty)[0] == value
-        np.testing.assert_array_equal(both(dirty)[1], gradient)
-        assert not np.asarray(ALL[name](dirty, where=where))[~where].any()
-
-
-@for_each("name", ALL)
-def test_dtypes_axes_and_kept_nan(name):
-    function = jax.jit(ALL[name])
-    low = np.array([[1.0, 0.25, 0.75, 0.5]], jnp.bfloat16)
-    assert function(low).dtype == jnp.float32
-    np.testing.assert_array_equal(function(low), function(low.astype(jnp.float32)))
-    many = np.random.default_rng(0).random((2, 3, 4), np.float32)
-    np.testing.assert_allclose(function(many)[1, 2], ALL[name](many[1, 2]), rtol=1e-5)
-    for shape in ((0, 4), (4, 0), (4, 1)):
-        assert ALL[name](np.zeros(shape)).shape == shape
-    assert np.isnan(function(np.array([[1.0, np.nan, 0.0]]))).any()
-
-
 @for_each("scale", ["mean", "root"])
-def test_gradients_and_equal_rewards(scale):
-    rewards = np.array([[1.0, 0.25, 0.5, 0.75], [0.5, 1.0, 2.0, 0.0]])
+def test_equal_rewards(scale):
     function = lambda r: maxrl(r, scale=scale)  # noqa: E731
-    check_grads(function, (rewards,), order=1, modes=["rev"], atol=5e-3, rtol=5e-3, eps=1e-2)
     for value in (0.0, 0.1, 1.1):
-        out, pullback = jax.vjp(function, np.full((2, 3), value))
-        assert not out.any()
-        assert np.isfinite(pullback(np.arange(6.0).reshape(2, 3))[0]).all()
+        assert not function(np.full((2, 3), value)).any()
 
 
 def test_an_empty_group_weighs_nothing():

@@ -155,6 +155,7 @@ def test_dropped_rollouts_are_never_read_in_value_or_gradient():
     where = np.array([[1, 1, 0, 1], [0, 1, 1, 0]], bool)
     ids = np.array([2, 0])
     _, state = step(rng.normal(size=(2, 4)).astype(np.float32), smooth.init(), ids, everyone)
+    state = jax.tree.map(jnp.asarray, state)
     weights = rng.normal(size=(2, 4)).astype(np.float32)
 
     @jax.jit

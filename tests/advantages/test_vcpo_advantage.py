@@ -1,10 +1,8 @@
 """opob and vcpo_advantage: worked numbers, overflow, and that the baseline is optimal."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from cheap import grad, put
-from jax.test_util import check_grads
 from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, opo, opob, vcpo_advantage
@@ -105,48 +103,3 @@ def test_equal_rewards_and_singletons_give_exactly_zero(value):
     assert not compiled(np.arange(12.0).reshape(3, 4), **options, where=alone).any()
     gradient = grad(lambda r: vcpo_advantage(r, **options).sum())(rewards)
     assert np.isfinite(gradient).all()
-
-
-def test_masked_and_dropped_entries_are_never_read():
-    rewards, old_logp, behavior_logp, mask, where, norms = data(3)
-    tokens = mask & where[..., None]
-
-    @jax.jit
-    def value_and_grad(r, old, behavior, n):
-        def total(r, old, behavior, n):
-            out = vcpo_advantage(
-                r, old_logp=old, behavior_logp=behavior, mask=mask, where=where, grad_sq_norms=n
-            )
-            return jnp.sum(out**3)
-
-        return jax.value_and_grad(total, argnums=(0, 1, 2, 3))(r, old, behavior, n)
-
-    clean = value_and_grad(rewards, old_logp, behavior_logp, norms)
-    for junk in np.float32([1e4, np.nan, np.inf]):
-        dirty = value_and_grad(
-            np.where(where, rewards, junk),
-            np.where(tokens, old_logp, junk),
-            np.where(tokens, behavior_logp, junk),
-            np.where(where, norms, junk),
-        )
-        jax.tree.map(np.testing.assert_array_equal, dirty, clean)
-
-
-def test_gradient_dtype_and_jit():
-    rewards, old_logp, behavior_logp, mask, _, norms = data(4)
-
-    def function(r, old):
-        return compiled(
-            r, old_logp=old, behavior_logp=behavior_logp, mask=mask, grad_sq_norms=norms
-        )
-
-    check_grads(function, (rewards, old_logp), 1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
-    options = {"behavior_logp": behavior_logp, "mask": mask, "grad_sq_norms": norms}
-    np.testing.assert_allclose(
-        compiled(rewards, old_logp=old_logp, **options),
-        vcpo_advantage(rewards, old_logp=old_logp, **options),
-        rtol=1e-5,
-        atol=1e-6,
-    )
-    half = np.asarray(rewards, jnp.bfloat16)
-    assert compiled(half, old_logp=old_logp, **options).dtype == jnp.float32
