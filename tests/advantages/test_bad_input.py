@@ -31,6 +31,7 @@ PENALTY = {"old_logp": T, "ref_logp": T, "kl_coef": 0.1}
 OTB = {"old_logp": T, "sum_pi_sq": T}
 VCPO = {"old_logp": T, "behavior_logp": T, "mask": M, "grad_sq_norms": R}
 TEACHER = {"old_logp": T, "teacher_token_logp": T}
+HIGH = jnp.float32(2.0)
 BOTH = {"old_logp": R, "behavior_logp": R}
 NUMPY = {name: getattr(np, name) for name in ("arange", "asarray", "inf", "nan", "ones", "zeros")}
 LAYER = [preferences, curation, surrogates, adv]
@@ -151,7 +152,7 @@ terminal_rewards(THREE, W)  # mask .* rewards \(3,\) and mask \(2
 reward_to_go(R, WIDE)  # token_rewards \(2, 3\), mask \(2, 4\)
 reward_to_go(T, M, gamma=1.5)  # gamma must be in .*; got 1.5
 reward_to_go(T, M, gamma=-0.1)  # gamma must be in .*; got -0.1
-reward_to_go(T, M, gamma=f32(2.0))  # gamma must be in \[0, 1\]; got 2
+reward_to_go(T, M, gamma=HIGH)  # gamma must be in \[0, 1\]; got 2
 reward_to_go(R, W, gamma=ones((4, 2, 3)))  # gamma must be .* mask \(2, 3\); got \(4, 2, 3\)
 kl_shaped_rewards(R, M, **PENALTY, estimator="k33")  #  Did you mean 'k3'
 kl_shaped_rewards(R, M, **PENALTY | {"ref_logp": None})  # ref_logp is None

@@ -150,15 +150,12 @@ def test_dropped_outcomes_are_never_read_in_value_or_gradient():
 
 
 def test_gradient_of_the_weights_and_of_the_outcome():
+    options = {"order": 1, "modes": ["rev"], "atol": 2e-2, "rtol": 2e-2}
     rates = np.array([0.9, 0.4, 0.45, 0.1])
-    check_grads(
-        jax.jit(density_weights), (rates,), order=1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-3
-    )
+    check_grads(jax.jit(density_weights), (rates,), **options, eps=1e-3)
     x = sample(10)
-    check_grads(
-        lambda r: call({**x, "rewards": r}), (x["rewards"],), order=1, modes=["rev"],
-        atol=1e-2, rtol=1e-2, eps=1e-2,
-    )  # fmt: skip
+    outcome = jax.jit(lambda r: call({**x, "rewards": r}))
+    check_grads(outcome, (x["rewards"],), **options, eps=1e-2)
 
 
 def test_constant_empty_and_eager():
