@@ -3,10 +3,10 @@
 import functools
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bad_calls import bad_calls, raises
 from cheap import grad, normal, one_program_a_call, put, quick, value_and_grad  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,20 +102,6 @@ def test_the_two_means_of_a_guide_and_the_policy():
     scheduled = np.full((1, 1), 0.5)  # as an extra of a batch
     weights = aggregate.guided_token_mean(MASK, steered=steered, mu=scheduled)
     assert float(aggregate.weighted_sum(LOSS, weights)) == 6.25
-
-
-@for_each(
-    ("changes", "error", "words"),
-    [
-        ({"mu": 1.5}, ValueError, r"guided_token_mean: mu must be in \[0, 1\]; got 1.5"),
-        ({"steered": np.zeros(3, bool)}, ValueError, r"steered must have shape \(2,\)"),
-        ({"steered": np.zeros(2)}, TypeError, "guided_token_mean: steered must be"),
-    ],
-)
-def test_bad_input_of_the_two_means(changes, error, words):
-    options = {"steered": np.zeros(2, bool), "mu": 0.5} | changes
-    with pytest.raises(error, match=words):
-        aggregate.guided_token_mean(MASK, **options)
 
 
 def test_weights_add_up_to_one_where_the_loss_is_a_mean():
@@ -218,37 +204,6 @@ def test_of_these_only_sequence_mean_keeps_a_sequence_level_loss():
     assert traits_of(functools.partial(aggregate.sequence_mean)).level == "sequence"
 
 
-@every
-def test_jit_equals_eager(name):
-    np.testing.assert_allclose(jax.jit(ALL[name])(MASK), ALL[name](MASK), rtol=1e-6)
-
-
-@for_each("name", ["sequence_sum_norm", "fixed_length"])
-def test_bad_length(name):
-    function = getattr(aggregate, name)
-    for length in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match=f"{name}: length must be above 0"):
-            function(MASK, length=length)
-    with pytest.raises(TypeError, match="length"):
-        function(MASK)
-
-
-@every
-def test_bad_masks(name):
-    with pytest.raises(TypeError, match=f"{name}: mask must be bool, True = keep; got float32"):
-        ALL[name](MASK.astype(jnp.float32))
-    with pytest.raises(ValueError, match=f"{name}: mask must have at least 1 axis"):
-        ALL[name](np.array(True))
-
-
-def test_bad_input_of_the_weighted_sum():
-    weights = aggregate.token_mean(MASK)
-    with pytest.raises(ValueError, match=r"weighted_sum: .*loss \(2, 4\), weights \(2, 3\)"):
-        aggregate.weighted_sum(LOSS, weights[:, :3])
-    with pytest.raises(TypeError, match="weighted_sum: weights must be floating point; got bool"):
-        aggregate.weighted_sum(LOSS, MASK)
-
-
 GROUPS = np.arange(4) < np.array([[4, 1, 2], [3, 0, 0], [0, 0, 0], [2, 2, 0]])[..., None]
 
 
@@ -285,9 +240,38 @@ def test_groups_of_an_empty_batch_and_with_more_axes():
         aggregate.group_mean(GROUPS.reshape(2, 2, 3, 4)).reshape(GROUPS.shape),
         aggregate.group_mean(GROUPS),
     )
-    with pytest.raises(
-        ValueError, match=r"group_mean: mask must have at least 2 axes; got .*\(4,\)"
-    ):
-        aggregate.group_mean(np.ones(4, bool))
-    with pytest.raises(TypeError, match="group_mean: mask must be bool"):
-        aggregate.group_mean(np.ones((2, 4)))
+
+
+TWO = np.zeros(2, bool)
+LENGTHS = "".join(
+    f"{name}(MASK, length={length})  # length must be above 0\n"
+    for name in ("sequence_sum_norm", "fixed_length")
+    for length in ("0", "-1", "np.nan")
+)
+NAMES = vars(aggregate) | globals()
+BAD = rf"""
+ValueError:
+{LENGTHS}guided_token_mean(MASK, steered=TWO, mu=1.5)  # mu must be in \[0, 1\]; got 1.5
+guided_token_mean(MASK, steered=np.zeros(3, bool), mu=0.5)  # steered must have shape \(2,\)
+weighted_sum(LOSS, LOSS[:, :3])  # loss \(2, 4\), weights \(2, 3\)
+group_mean(np.ones(4, bool))  # mask must have at least 2 axes; got .*\(4,\)
+TypeError:
+guided_token_mean(MASK, steered=np.zeros(2), mu=0.5)  # steered must be
+weighted_sum(LOSS, MASK)  # weights must be floating point; got bool
+group_mean(np.ones((2, 4)))  # mask must be bool
+fixed_length(MASK)  # !.*length
+sequence_sum_norm(MASK)  # !.*length
+"""
+
+
+@for_each("error, call, message", bad_calls(BAD))
+def test_bad_input(error, call, message):
+    raises(error, call, message, NAMES)
+
+
+@every
+def test_bad_masks(name):
+    with pytest.raises(TypeError, match=f"{name}: mask must be bool, True = keep; got float32"):
+        ALL[name](MASK.astype(np.float32))
+    with pytest.raises(ValueError, match=f"{name}: mask must have at least 1 axis"):
+        ALL[name](np.array(True))

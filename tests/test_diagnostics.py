@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bad_calls import bad_calls, raises
 from cheap import grad, one_program_a_call, put  # noqa: F401
 from rows import for_each
 
@@ -19,17 +20,15 @@ ADVANTAGES = RNG.normal(size=SHAPE[:-1]).astype(np.float32)
 D = (LOGP.astype(np.float64) - OLD)[MASK]
 
 PAIRS = {
-    "clip_fraction": lambda logp, old, mask: diagnostics.clip_fraction(
-        logp, old, jnp.asarray(ADVANTAGES), mask
-    ),
+    "clip_fraction": lambda logp, old, mask: diagnostics.clip_fraction(logp, old, ADVANTAGES, mask),
     "clip_fraction_sequence": lambda logp, old, mask: diagnostics.clip_fraction(
-        logp, old, jnp.asarray(ADVANTAGES), mask, level="sequence", eps_low=0.05, eps_high=0.05
+        logp, old, ADVANTAGES, mask, level="sequence", eps_low=0.05, eps_high=0.05
     ),
     "dual_clip_fraction": lambda logp, old, mask: diagnostics.dual_clip_fraction(
-        logp, old, jnp.asarray(ADVANTAGES), mask, dual_clip=1.1
+        logp, old, ADVANTAGES, mask, dual_clip=1.1
     ),
     "dual_clip_fraction_sequence": lambda logp, old, mask: diagnostics.dual_clip_fraction(
-        logp, old, jnp.asarray(ADVANTAGES), mask, level="sequence", dual_clip=1.01
+        logp, old, ADVANTAGES, mask, level="sequence", dual_clip=1.01
     ),
     "approx_kl": diagnostics.approx_kl,
     "approx_kl_k3": lambda *a: diagnostics.approx_kl(*a, estimator="k3"),
@@ -68,7 +67,7 @@ def test_dual_clip_fraction_counts_what_leaves_the_gradient():
 
 @for_each("dual_clip", [1.1, 1.4])
 def test_both_fractions_are_the_share_without_a_gradient(dual_clip):
-    arrays = (np.asarray(OLD), np.asarray(ADVANTAGES), np.asarray(MASK))
+    arrays = (OLD, ADVANTAGES, MASK)
     gradient = grad(lambda x: surrogates.ppo_clip(x, *arrays, dual_clip=dual_clip).sum())(LOGP)
     dual = diagnostics.dual_clip_fraction(LOGP, *arrays, dual_clip=dual_clip)
     both = diagnostics.clip_fraction(LOGP, *arrays) + dual
@@ -81,7 +80,7 @@ def test_both_fractions_of_sequences_are_the_share_without_a_gradient(tokens):
     advantages = RNG.normal(size=SHAPE).astype(np.float32) if tokens else ADVANTAGES
     surrogate = surrogates.gspo_token if tokens else surrogates.gspo
     bounds, dual = {"eps_low": 0.05, "eps_high": 0.1}, {"dual_clip": 1.1}
-    arrays = (np.asarray(OLD), np.asarray(advantages), np.asarray(MASK))
+    arrays = (OLD, np.asarray(advantages), MASK)
     options = bounds | dual
     gradient = np.asarray(grad(lambda x: surrogate(x, *arrays, **options).sum())(LOGP))
     rows = zip(gradient.reshape(-1, 5), MASK.reshape(-1, 5), strict=True)
@@ -99,7 +98,7 @@ def test_clip_fraction_of_sequences(tokens):
     options = {"eps_low": 0.05, "eps_high": 0.1}
     ours = diagnostics.clip_fraction(LOGP, OLD, advantages, MASK, level="sequence", **options)
     surrogate = surrogates.gspo_token if tokens else surrogates.gspo
-    arrays = (np.asarray(OLD), np.asarray(advantages), np.asarray(MASK))
+    arrays = (OLD, np.asarray(advantages), MASK)
     gradient = np.asarray(grad(lambda x: surrogate(x, *arrays, **options).sum())(LOGP))
     rows = zip(gradient.reshape(-1, 5), MASK.reshape(-1, 5), strict=True)
     expected = np.mean([np.mean(g[m] == 0) for g, m in rows if m.any()])
@@ -188,7 +187,7 @@ def test_mismatch():
 
 @every_pair
 def test_the_same_policy_is_no_distance(name):
-    values = jax.tree.leaves(PAIRS[name](np.asarray(LOGP), np.asarray(LOGP), np.asarray(MASK)))
+    values = jax.tree.leaves(PAIRS[name](LOGP, LOGP, MASK))
     expected = 1.0 if name.startswith(("ratio", "ess")) else 0.0
     np.testing.assert_allclose(values, expected, atol=1e-6)
 
@@ -206,7 +205,7 @@ def test_junk_in_masked_cells_is_never_read(name):
 
 @every_pair
 def test_nothing_kept_is_finite(name):
-    values = jax.tree.leaves(PAIRS[name](np.asarray(LOGP), OLD, np.zeros(SHAPE, bool)))
+    values = jax.tree.leaves(PAIRS[name](LOGP, OLD, np.zeros(SHAPE, bool)))
     np.testing.assert_array_equal(values, 1.0 if name == "ratio_range" else 0.0)
 
 
@@ -249,33 +248,33 @@ def test_mean_entropy():
 def test_bad_arrays_name_function_argument_and_shapes(name):
     function = {"ess": "effective_sample_size"}.get(name.split("_")[0], name)
     function = function.removesuffix("_k3").removesuffix("_sequence")
-    logp, mask = np.asarray(LOGP), np.asarray(MASK)
     with pytest.raises(TypeError, match=f"{function}: mask must be bool"):
-        PAIRS[name](logp, logp, mask.astype(jnp.float32))
+        PAIRS[name](LOGP, LOGP, MASK.astype(jnp.float32))
     with pytest.raises(TypeError, match=f"{function}: mask must be a bool array.*; got None"):
-        PAIRS[name](logp, logp, None)
+        PAIRS[name](LOGP, LOGP, None)
     with pytest.raises(TypeError, match=f"{function}: logp must be floating point"):
-        PAIRS[name](logp.astype(int), logp, mask)
+        PAIRS[name](LOGP.astype(int), LOGP, MASK)
     with pytest.raises(ValueError, match=rf"{function}: .*logp \(3, 4, 5\), .* \(3, 4, 4\)"):
-        PAIRS[name](logp, logp[..., :4], mask)
+        PAIRS[name](LOGP, LOGP[..., :4], MASK)
 
 
-def test_bad_options():
-    with pytest.raises(ValueError, match="clip_fraction: eps_low must not be negative"):
-        diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, eps_low=-0.1)
-    with pytest.raises(ValueError, match="clip_fraction: level must be one of"):
-        diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, level="group")
-    with pytest.raises(ValueError, match="dual_clip_fraction: level must be one of"):
-        diagnostics.dual_clip_fraction(LOGP, OLD, ADVANTAGES, MASK, dual_clip=3.0, level="group")
-    with pytest.raises(ValueError, match="dual_clip_fraction: dual_clip must be above 1; got 1"):
-        diagnostics.dual_clip_fraction(LOGP, OLD, ADVANTAGES, MASK, dual_clip=1.0)
-    with pytest.raises(ValueError, match="clip_fraction: advantages must have the shape of logp"):
-        diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES[:2], MASK)
-    with pytest.raises(ValueError, match="approx_kl: estimator must be one of"):
-        diagnostics.approx_kl(LOGP, OLD, MASK, estimator="k4")
-    with pytest.raises(ValueError, match="effective_sample_size: level must be one of"):
-        diagnostics.effective_sample_size(LOGP, OLD, MASK, level="group")
-    with pytest.raises(ValueError, match="mean_entropy: these must have the same shape"):
-        diagnostics.mean_entropy(np.zeros((2, 3)), np.ones((2, 2), bool))
-    with pytest.raises(TypeError, match="group_spread: rewards must be floating point"):
-        diagnostics.group_spread(np.ones((2, 2), int))
+A, E = ADVANTAGES, np.zeros((2, 3))
+NAMES = vars(diagnostics) | globals()
+BAD = r"""
+ValueError:
+clip_fraction(LOGP, OLD, A, MASK, eps_low=-0.1)  # eps_low must not be negative
+clip_fraction(LOGP, OLD, A, MASK, level="group")  # level must be one of
+clip_fraction(LOGP, OLD, A[:2], MASK)  # advantages must have the shape of logp
+dual_clip_fraction(LOGP, OLD, A, MASK, dual_clip=3.0, level="group")  # level must be one of
+dual_clip_fraction(LOGP, OLD, A, MASK, dual_clip=1.0)  # dual_clip must be above 1; got 1
+approx_kl(LOGP, OLD, MASK, estimator="k4")  # estimator must be one of
+effective_sample_size(LOGP, OLD, MASK, level="group")  # level must be one of
+mean_entropy(E, np.ones((2, 2), bool))  # these must have the same shape
+TypeError:
+group_spread(np.ones((2, 2), int))  # rewards must be floating point
+"""
+
+
+@for_each("error, call, message", bad_calls(BAD))
+def test_bad_options(error, call, message):
+    raises(error, call, message, NAMES)

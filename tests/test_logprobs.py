@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from bad_calls import bad_calls, raises
 from cheap import put
 from rows import for_each
 
@@ -229,26 +229,6 @@ def test_compiled_memory_is_a_twentieth_of_the_logits():
     assert _temporary(4096, 151936, 1024) < 4096 * 151936 * 4 / 20
 
 
-@for_each(
-    ("change", "error", "message"),
-    [
-        ({"targets": np.zeros((2, 4), int)}, ValueError, r"targets must have shape \(2, 5\)"),
-        ({"targets": np.zeros((2, 5))}, TypeError, "targets must hold integers"),
-        ({"mask": np.ones((2, 5))}, TypeError, "mask must be bool"),
-        ({"output_matrix": np.zeros((V, D + 1))}, ValueError, "must have one width"),
-        ({"temperature": 0.0}, ValueError, "temperature must be above 0"),
-        ({"logit_cap": 0.0}, ValueError, "logit_cap must be above 0"),
-        ({"logit_cap": np.inf}, ValueError, "logit_cap must be finite"),
-        ({"chunk_size": 0}, ValueError, "chunk_size must be above 0"),
-    ],
-)
-def test_bad_input_is_named(change, error, message):
-    hidden, matrix, targets = _data()
-    arguments = {"hidden": hidden, "output_matrix": matrix, "targets": targets, **change}
-    with pytest.raises(error, match=message):
-        token_logprobs(**arguments)
-
-
 # Over the tokens that a sampler's truncation kept
 
 
@@ -420,13 +400,6 @@ def test_statistics_see_what_cannot_be_sampled():
         chunk_size=3,
     )
     np.testing.assert_array_equal(found["kept"], kept)
-
-
-def test_bad_support_is_named():
-    with pytest.raises(
-        ValueError, match=r"support.ids must have shape \(2, 5, K\); got \(2, 4, 3\)"
-    ):
-        token_logprobs(*_data(), support=Support(ids=np.zeros((2, 4, 3), int)))
 
 
 # Statistics over the vocabulary
@@ -613,36 +586,38 @@ def test_compiled_memory_of_statistics_follows_the_chunk(backward):
     assert temporary(32) < tokens * vocab * 4 / 4 < temporary(tokens)
 
 
-@for_each(
-    ("change", "error", "message"),
-    [
-        ({"targets": np.zeros((2, 4), int)}, ValueError, r"targets must have shape \(2, 5\)"),
-        ({"targets": np.zeros((2, 5))}, TypeError, "targets must hold integers"),
-        ({"mask": np.ones((2, 5))}, TypeError, "mask must be bool"),
-        ({"output_matrix": np.zeros((V, D + 1))}, ValueError, "must have one width"),
-        ({"temperature": 0.0}, ValueError, "temperature must be above 0"),
-        ({"teacher_logit_cap": 5.0}, ValueError, "has no effect without a teacher"),
-        ({"chunk_size": 0}, ValueError, "chunk_size must be above 0"),
-        (
-            {"rows": {"floor": np.zeros((2, 5))}},
-            ValueError,
-            "'on_support' needs row 'support'; the rows .* passed: floor",
-        ),
-        (
-            {"rows": {"floor": np.zeros((2, 5)), "support": np.zeros((2, 3), int)}},
-            ValueError,
-            r"row 'support' must have leading shape \(2, 5\); got \(2, 3\)",
-        ),
-        (
-            {"functions": {"mean": lambda logits, targets: logits.mean()}, "rows": None},
-            ValueError,
-            r"'mean' must return one value a token, .* N = 10; it returns shape \(\)",
-        ),
-    ],
-)
-def test_bad_input_of_statistics_is_named(change, error, message):
-    hidden, matrix, targets = _data()
-    arguments = {"functions": FUNCTIONS, "hidden": hidden, "output_matrix": matrix}
-    arguments |= {"targets": targets, "rows": _rows(targets.shape), **change}
-    with pytest.raises(error, match=f"vocabulary_statistics: .*{message}"):
-        vocabulary_statistics(**arguments)
+H, M, T = _data()
+FLOOR, SUPPORT = {"floor": np.zeros((2, 5))}, np.zeros((2, 3), int)
+FEW, MEAN = Support(ids=np.zeros((2, 4, 3), int)), {"mean": lambda logits, targets: logits.mean()}
+NAMES = globals()
+BAD = r"""
+ValueError:
+token_logprobs(H, M, T[:, :4])  # targets must have shape \(2, 5\)
+token_logprobs(H, M[:, 1:], T)  # must have one width
+token_logprobs(H, M, T, temperature=0.0)  # temperature must be above 0
+token_logprobs(H, M, T, logit_cap=0.0)  # logit_cap must be above 0
+token_logprobs(H, M, T, logit_cap=np.inf)  # logit_cap must be finite
+token_logprobs(H, M, T, chunk_size=0)  # chunk_size must be above 0
+token_logprobs(H, M, T, support=FEW)  # support.ids must have shape \(2, 5, K\); got \(2, 4, 3\)
+vocabulary_statistics({}, H, M, T[:, :4])  # targets must have shape \(2, 5\)
+vocabulary_statistics({}, H, M[:, 1:], T)  # must have one width
+vocabulary_statistics({}, H, M, T, temperature=0.0)  # temperature must be above 0
+vocabulary_statistics({}, H, M, T, teacher_logit_cap=5.0)  # has no effect without a teacher
+vocabulary_statistics({}, H, M, T, chunk_size=0)  # chunk_size must be above 0
+vocabulary_statistics(FUNCTIONS, H, M, T, rows=FLOOR)
+    # 'on_support' needs row 'support'; the rows .* passed: floor
+vocabulary_statistics(FUNCTIONS, H, M, T, rows=FLOOR | {"support": SUPPORT})
+    # row 'support' must have leading shape \(2, 5\); got \(2, 3\)
+vocabulary_statistics(MEAN, H, M, T)
+    # 'mean' must return one value a token, .* N = 10; it returns shape \(\)
+TypeError:
+token_logprobs(H, M, T * 1.0)  # targets must hold integers
+token_logprobs(H, M, T, mask=T * 1.0)  # mask must be bool
+vocabulary_statistics({}, H, M, T * 1.0)  # targets must hold integers
+vocabulary_statistics({}, H, M, T, mask=T * 1.0)  # mask must be bool
+"""
+
+
+@for_each("error, call, message", bad_calls(BAD))
+def test_bad_input(error, call, message):
+    raises(error, call, message, NAMES)
