@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 
 from jaxrl_llm.core.compose import Bound, Transform
 
+_Jitted = type(jax.jit(len))
+
 # A law over a few drawn examples, the same in every run. The fixture is that of ``for_each``.
 quick = settings(
     max_examples=30,
@@ -34,6 +36,10 @@ def compiled(function: Callable) -> Callable:
     can check as it does outside of a program. Inside another program or gradient ``compiled`` adds
     nothing but the program. A call without an array runs as it is.
     """
+    if isinstance(function, _Jitted):  # knows its own options
+        return functools.wraps(function)(
+            lambda *args, **options: _plain(function(*args, **options))
+        )
     programs = {}
 
     @functools.wraps(function)
@@ -55,7 +61,7 @@ def compiled(function: Callable) -> Callable:
             run.__name__ = getattr(function, "__name__", "run")
             programs[key] = jax.jit(run, inline=True)
         out = programs[key]([x for x, m in zip(leaves, moving, strict=True) if m])
-        return jax.tree.map(_plain, out)
+        return _plain(out)
 
     return call
 
@@ -85,7 +91,7 @@ def _is_ours(value: Any) -> bool:
         return _is_ours(value.func)
     if isinstance(value, types.ModuleType):
         return value.__name__.startswith("jaxrl_llm")
-    if isinstance(value, Bound | Transform | type(jax.jit(len))):
+    if isinstance(value, Bound | Transform | _Jitted):
         return True
     return inspect.isfunction(value) and value.__module__.startswith("jaxrl_llm")
 
@@ -137,10 +143,16 @@ def _key(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
-def _plain(leaf: Any) -> Any:
-    if isinstance(leaf, jax.core.Tracer) or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return leaf
-    return np.asarray(leaf)
+def _plain(out: Any) -> Any:
+    """NumPy arrays in place of JAX's, but for keys and values of another program."""
+
+    def plain(leaf):
+        traced = isinstance(leaf, jax.core.Tracer)
+        if traced or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return np.asarray(leaf)
+
+    return jax.tree.map(plain, out)
 
 
 @pytest.fixture(autouse=True, scope="module")

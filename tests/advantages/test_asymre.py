@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import grad
 from rows import for_each
 
 from jaxrl_llm import aggregate
@@ -48,7 +49,7 @@ def test_the_shift_adds_the_gradient_of_the_likelihood():
             tokens = reinforce(x, None, advantages, mask)
             return aggregate.weighted_sum(tokens, aggregate.sequence_sum(mask))
 
-        return jax.grad(loss)(logp)
+        return grad(loss)(logp)
 
     likelihood = gradient(np.ones((4, 5)))
     shifted = gradient(asymre(REWARDS, where=WHERE, shift=-0.25))
@@ -63,14 +64,14 @@ def test_below_the_mean_the_policy_settles_and_at_it_collapses():
     group = np.repeat(rewards, (behavior * 8).astype(int))
     arms = np.repeat(np.arange(4), (behavior * 8).astype(int))
 
+    @jax.jit
+    def climb(advantages, steps):
+        mean = jax.grad(lambda z: (advantages * jax.nn.log_softmax(z)[arms]).mean())
+        logits = jax.lax.fori_loop(0, steps, lambda _, z: z + mean(z), jnp.zeros(4))
+        return jax.nn.softmax(logits)
+
     def settle(shift, steps=4000):
-        advantages = asymre(jnp.asarray(group, jnp.float32), shift=shift)
-        ascend = jax.jit(
-            lambda z: z + jax.grad(lambda z: (advantages * jax.nn.log_softmax(z)[arms]).mean())(z)
-        )
-        return np.asarray(
-            jax.nn.softmax(jax.lax.fori_loop(0, steps, lambda _, z: ascend(z), np.zeros(4)))
-        )
+        return np.asarray(climb(asymre(group, shift=shift), steps))
 
     # With V so low that all advantages are positive, the limit is mu (r - V), normalized.
     shift = -1.0

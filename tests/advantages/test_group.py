@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad, normal, quick
+from cheap import normal, quick, value_and_grad
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -87,10 +87,11 @@ def other_baselines(rewards, where, baseline, ddof, eps, singleton, scale="group
     return out
 
 
+@for_each(
+    ("scale", "ddof", "singleton"),
+    [("group", 0, "zero"), ("group", 1, "raw"), ("batch", 1, "zero"), ("batch", 0, "raw")],
+)
 @for_each("baseline", ["batch", "leave_one_out", "batch_leave_one_out", "zero"])
-@for_each("scale", ["group", "batch"])
-@for_each("ddof", [0, 1])
-@for_each("singleton", ["zero", "raw"])
 def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, singleton):
     rng = np.random.default_rng(1)
     rewards = rng.normal(size=(3, 5, 6)).astype(np.float32)
@@ -131,33 +132,29 @@ def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, sing
     ],
 )
 def test_worked_numbers_of_other_baselines(rewards, options, expected):
-    rewards = np.array(rewards, jnp.float32)
-    np.testing.assert_allclose(compiled(rewards, **options), expected, atol=3e-6)
-    slope = grad(lambda r: (grpo(r, **options) * r).sum())(rewards)
+
+    def total(rewards):
+        out = grpo(rewards, **options)
+        return (out * rewards).sum(), out
+
+    (_, out), slope = value_and_grad(total, has_aux=True)(np.array(rewards, np.float32))
+    np.testing.assert_allclose(out, expected, atol=3e-6)
     assert np.isfinite(slope).all()
 
 
-@for_each("scale", ["group", "batch", "none"])
-@for_each("ddof", [0, 1])
+@for_each("scale, ddof", [("group", 0), ("group", 1), ("batch", 0), ("batch", 1), ("none", None)])
 @for_each("singleton", ["zero", "raw"])
-@for_each("masked", [False, True])
-def test_equals_the_float64_reference(scale, ddof, singleton, masked):
+def test_equals_the_float64_reference(scale, ddof, singleton):
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=(3, 5, 6)).astype(np.float32)
     rewards[0, 0] = 0.1
-    where = rng.random(rewards.shape) < 0.6 if masked else None
-    if masked:
-        where[1, 0] = False
-        where[1, 1] = np.arange(6) == 2
+    some = rng.random(rewards.shape) < 0.6
+    some[1, 0], some[1, 1] = False, np.arange(6) == 2
     options = {"scale": scale, "singleton": singleton}
-    if scale != "none":
-        options |= {"ddof": ddof, "eps": 1e-4}
-    np.testing.assert_allclose(
-        compiled(np.asarray(rewards), where=where, **options),
-        reference(rewards, where, **options),
-        rtol=2e-5,
-        atol=2e-6,
-    )
+    options |= {} if scale == "none" else {"ddof": ddof, "eps": 1e-4}
+    for where in (some, np.ones_like(some)):
+        out = compiled(rewards, where=where, **options)
+        np.testing.assert_allclose(out, reference(rewards, where, **options), rtol=2e-5, atol=2e-6)
 
 
 def test_batch_scale_uses_the_deviation_of_the_raw_rewards():
@@ -271,26 +268,6 @@ def test_dr_grpo_scales_with_the_rewards_where_grpo_does_not():
 def test_rloo_tends_to_dr_grpo_in_a_large_group():
     rewards = normal(0, (1, 4096))
     np.testing.assert_allclose(rloo(rewards), dr_grpo(rewards), rtol=1e-3)
-
-
-@for_each("size", [2, 3])
-def test_rloo_the_policy_gradient_is_unbiased_on_a_three_armed_bandit(size):
-    # Every possible group of a softmax policy, each with its probability: the expectation is exact.
-    theta = np.array([0.3, -0.2, 0.5])
-    pay = np.array([1.0, 0.2, -0.7])
-    pi = np.exp(theta) / np.exp(theta).sum()
-    true_gradient = pi * (pay - pi @ pay)
-    arms = np.array(list(itertools.product(range(3), repeat=size)))
-    probability = pi[arms].prod(-1)
-    score = np.eye(3)[arms] - pi
-
-    def expected(estimator):
-        advantages = np.asarray(estimator(jnp.asarray(pay[arms], jnp.float32)), np.float64)
-        return np.einsum("n,ng,nga->a", probability, advantages / size, score)
-
-    np.testing.assert_allclose(expected(rloo), true_gradient, atol=1e-6)
-    # Not leaving the rollout out shrinks the gradient; the test can tell the two apart.
-    np.testing.assert_allclose(expected(dr_grpo), true_gradient * (size - 1) / size, atol=1e-6)
 
 
 SHAPE = (3, 4)

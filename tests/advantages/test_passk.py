@@ -70,27 +70,29 @@ def ref_maximum(r, k):
     )
 
 
-@for_each("k", [1, 2, 3, 5, 7])
-@for_each("loo", [False, True])
+@for_each("k, loo", [(1, False), (2, True), (3, False), (3, True), (5, False), (7, True)])
 def test_pkpo_of_rewards_of_any_size(k, loo):
     rng = np.random.default_rng(k)
     rewards = rng.normal(size=(4, 6)).round(1)  # some are equal
     where = rng.random((4, 6)) < 0.8
     where[2] = np.arange(6) == 3
     where[3] = False
-    got = pkpo(
-        np.where(where, jnp.float32(rewards), np.nan), where=where, k=k, loo=loo, threshold=None
-    )
-    for row, mask, values in zip(rewards, where, np.asarray(got), strict=True):
+    binary = np.float32(rng.random((4, 6)) < 0.5)
+
+    @jax.jit
+    def run(rewards, binary):
+        options = {"k": k, "loo": loo}
+        got = pkpo(rewards, where=where, **options, threshold=None)
+        return got, pkpo(binary, **options, threshold=None), pkpo(binary, **options)
+
+    got, as_any, as_binary = map(np.asarray, run(np.where(where, rewards, np.nan), binary))
+    for row, mask, values in zip(rewards, where, got, strict=True):
         w = ref_maximum(row[mask], k) if mask.any() else np.zeros(0)
         if loo and len(w) > 1:
             w = w - (w.sum() - w) / (len(w) - 1)
         np.testing.assert_allclose(values[mask], w, atol=1e-5)
         assert not values[~mask].any()
-    binary = jnp.float32(rng.random((5, 6)) < 0.5)
-    np.testing.assert_allclose(
-        pkpo(binary, k=k, loo=loo, threshold=None), pkpo(binary, k=k, loo=loo), atol=1e-6
-    )
+    np.testing.assert_allclose(as_any, as_binary, atol=1e-6)
 
 
 def test_log_comb():
@@ -145,7 +147,7 @@ def test_the_lead_equals_float64(options, rewards, where):
     np.testing.assert_allclose(shifted, got, rtol=1e-4, atol=1e-5)
 
 
-@for_each("k", [1, 2, 3, 5, 9])
+@for_each("k", [1, 2, 5, 9])
 @quick
 @given(rewards=binary, where=kept)
 def test_advantages_of_all_subsets(k, rewards, where):

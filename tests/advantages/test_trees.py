@@ -347,7 +347,7 @@ def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
         def loss(logp):
             return -jnp.sum(advantages * logp[ids])
 
-        return jax.grad(loss)(np.zeros(4))
+        return grad(loss)(np.zeros(4))
 
     np.testing.assert_allclose(gradient(soft[:, None]), gradient(hard), atol=1e-6)
 

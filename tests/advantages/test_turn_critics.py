@@ -88,7 +88,7 @@ def test_sums_of_turns_equal_a_loop_and_leave_out_what_is_of_none():
         np.testing.assert_allclose(out[..., k], expected, atol=1e-6)
 
 
-@for_each(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.6), (0.5, 0.0)])
+@for_each(("gamma", "lam"), [(0.9, 0.6), (0.5, 0.0)])
 def test_turns_equal_the_step_table(gamma, lam):
     rewards, values, mask, ids, happened = sample(1)
     options = {"turn_ids": ids, "turn_where": happened, "gamma": gamma, "lam": lam}
