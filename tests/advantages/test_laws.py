@@ -171,8 +171,8 @@ OF_BATCHES = {
     ),
 }  # fmt: skip
 ALL = OF_GROUPS | OF_BATCHES
-# A component that is NaN does not apply.
-NAN_IS_NONE = {"gdpo", "gdpo_token"}
+# A component that is NaN does not apply, and what is compared with a threshold is not above it.
+NAN_IS_NONE = {"gdpo", "gdpo_token", "dcpo_distribution"}
 
 
 class Reading:
