@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from jaxrl_llm.core.compose import Bound, Transform
 
+close, equal = np.testing.assert_allclose, np.testing.assert_array_equal
 _Jitted = type(jax.jit(len))
 
 # A law over a few drawn examples, the same in every run. The fixture is that of ``for_each``.

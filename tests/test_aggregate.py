@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bad_calls import bad_calls, raises
-from cheap import grad, normal, one_program_a_call, put, quick, value_and_grad  # noqa: F401
+from cheap import close, equal, grad, normal, one_program_a_call, put, quick, value_and_grad  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -74,7 +74,7 @@ def test_worked_numbers(name, expected, with_empty_row):
     mask=hnp.arrays(np.bool_, (3, 4)),
 )
 def test_equals_the_float64_reference(name, loss, mask):
-    np.testing.assert_allclose(
+    close(
         total(name, np.asarray(loss), np.asarray(mask)),
         reference(name, loss, mask),
         rtol=1e-5,
@@ -113,8 +113,8 @@ def test_weights_add_up_to_one_where_the_loss_is_a_mean():
 def test_with_equal_full_lengths_the_means_and_the_constant_agree():
     mask = np.ones((3, 4), bool)
     weights = [ALL[n](mask) for n in ("token_mean", "sequence_mean", "fixed_length")]
-    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-6)
-    np.testing.assert_allclose(weights[0], weights[2], rtol=1e-6)
+    close(weights[0], weights[1], rtol=1e-6)
+    close(weights[0], weights[2], rtol=1e-6)
 
 
 def test_doubling_a_sequence_doubles_its_share_of_the_constant_denominator_only():
@@ -127,7 +127,7 @@ def test_doubling_a_sequence_doubles_its_share_of_the_constant_denominator_only(
 @every
 def test_leading_axes_are_free_and_every_row_counts(name):
     mask = np.arange(5) < np.random.default_rng(1).integers(0, 6, (2, 3, 1))
-    np.testing.assert_array_equal(ALL[name](mask).reshape(6, 5), ALL[name](mask.reshape(6, 5)))
+    equal(ALL[name](mask).reshape(6, 5), ALL[name](mask.reshape(6, 5)))
     assert ALL[name](mask[0, 0]).shape == (5,)
 
 
@@ -151,11 +151,8 @@ def test_masked_losses_are_never_read_in_value_or_gradient(name, junk):
     dirty = np.where(MASK, LOSS, junk)
     value, gradient = value_and_grad(aggregate.weighted_sum)(dirty, weights)
     assert value == aggregate.weighted_sum(LOSS, weights)
-    np.testing.assert_array_equal(gradient, weights)
-    np.testing.assert_array_equal(
-        grad(aggregate.weighted_sum, argnums=1)(dirty, weights),
-        np.where(MASK, LOSS, 0.0),
-    )
+    equal(gradient, weights)
+    equal(grad(aggregate.weighted_sum, argnums=1)(dirty, weights), np.where(MASK, LOSS, 0.0))
 
 
 def test_a_kept_nan_is_not_hidden():
@@ -174,13 +171,13 @@ def test_parts_of_a_batch_add_up(name, parts):
         aggregate.weighted_sum(x, w)
         for x, w in zip(np.split(loss, parts), np.split(weights, parts), strict=True)
     ]
-    np.testing.assert_allclose(sum(pieces), whole, rtol=1e-5, atol=1e-6)
+    close(sum(pieces), whole, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_the_tokens_changes_no_weight():
     padded = np.pad(MASK, ((0, 0), (0, 3)))
     for name, weighting in ALL.items():
-        np.testing.assert_array_equal(weighting(padded)[:, :4], weighting(MASK), err_msg=name)
+        equal(weighting(padded)[:, :4], weighting(MASK), err_msg=name)
 
 
 def test_bfloat16_losses_are_added_in_float32():
@@ -215,28 +212,24 @@ def test_a_group_counts_the_same_whatever_it_holds():
         for rows, kept in zip(loss, np.asarray(GROUPS), strict=True)
         if kept.any()
     ]
-    np.testing.assert_allclose(
-        aggregate.weighted_sum(np.asarray(loss), weights), np.mean(groups), rtol=1e-5
-    )
-    np.testing.assert_allclose(weights.sum((1, 2)), [1 / 3, 1 / 3, 0, 1 / 3], rtol=1e-6)
+    close(aggregate.weighted_sum(np.asarray(loss), weights), np.mean(groups), rtol=1e-5)
+    close(weights.sum((1, 2)), [1 / 3, 1 / 3, 0, 1 / 3], rtol=1e-6)
     assert (np.asarray(weights > 0) == np.asarray(GROUPS)).all()
     dirty = np.where(GROUPS, loss, np.nan)
-    np.testing.assert_array_equal(grad(aggregate.weighted_sum)(dirty, weights), weights)
+    equal(grad(aggregate.weighted_sum)(dirty, weights), weights)
 
 
 def test_groups_of_equal_size_make_the_group_mean_the_sequence_mean():
     mask = np.arange(5) < np.random.default_rng(4).integers(1, 6, (3, 4, 1))
-    np.testing.assert_allclose(aggregate.group_mean(mask), aggregate.sequence_mean(mask), rtol=1e-6)
-    np.testing.assert_allclose(
-        aggregate.group_mean(mask[0]), aggregate.sequence_mean(mask[0]), rtol=1e-6
-    )
+    close(aggregate.group_mean(mask), aggregate.sequence_mean(mask), rtol=1e-6)
+    close(aggregate.group_mean(mask[0]), aggregate.sequence_mean(mask[0]), rtol=1e-6)
     assert traits_of(aggregate.group_mean).level == "sequence"
 
 
 def test_groups_of_an_empty_batch_and_with_more_axes():
     assert not aggregate.group_mean(np.zeros((2, 3, 4), bool)).any()
     assert aggregate.group_mean(np.zeros((0, 3, 4), bool)).shape == (0, 3, 4)
-    np.testing.assert_array_equal(
+    equal(
         aggregate.group_mean(GROUPS.reshape(2, 2, 3, 4)).reshape(GROUPS.shape),
         aggregate.group_mean(GROUPS),
     )

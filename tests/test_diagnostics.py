@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bad_calls import bad_calls, raises
-from cheap import grad, one_program_a_call, put  # noqa: F401
+from cheap import close, equal, grad, one_program_a_call, put  # noqa: F401
 from rows import for_each
 
 from jaxrl_llm import diagnostics, surrogates
@@ -109,18 +109,14 @@ def test_clip_fraction_of_sequences(tokens):
 def test_ratios_beyond_the_clamp_stay_finite():
     logp, mask = np.array([200.0, -200.0]), np.ones(2, bool)
     ratios = diagnostics.ratio_range(logp, np.zeros(2), mask)
-    np.testing.assert_allclose(ratios, [np.exp(20.0) / 2, np.exp(-20.0), np.exp(20.0)], rtol=1e-5)
+    close(ratios, [np.exp(20.0) / 2, np.exp(-20.0), np.exp(20.0)], rtol=1e-5)
     kl = diagnostics.approx_kl(logp, np.zeros(2), mask, estimator="k3")
     assert np.isfinite(kl)
 
 
 @for_each(
     ("estimator", "expected"),
-    [
-        ("k1", np.mean(-D)),
-        ("k2", np.mean(D**2) / 2),
-        ("k3", np.mean(np.exp(D) - 1 - D)),
-    ],
+    [("k1", np.mean(-D)), ("k2", np.mean(D**2) / 2), ("k3", np.mean(np.exp(D) - 1 - D))],
 )
 def test_approx_kl_equals_the_reference(estimator, expected):
     ours = diagnostics.approx_kl(LOGP, OLD, MASK, estimator=estimator)
@@ -149,9 +145,7 @@ def test_k3_of_a_tiny_difference_does_not_cancel_to_nothing():
 
 def test_ratio_range():
     ours = diagnostics.ratio_range(LOGP, OLD, MASK)
-    np.testing.assert_allclose(
-        ours, [np.exp(D).mean(), np.exp(D).min(), np.exp(D).max()], rtol=1e-5
-    )
+    close(ours, [np.exp(D).mean(), np.exp(D).min(), np.exp(D).max()], rtol=1e-5)
 
 
 def test_effective_sample_size_worked_number():
@@ -180,16 +174,14 @@ def test_effective_sample_size_bounds_and_overflow():
 
 def test_mismatch():
     ours = diagnostics.mismatch(LOGP, OLD, MASK)
-    np.testing.assert_allclose(
-        ours, [np.abs(D).mean(), np.abs(D).max(), -D.mean()], rtol=1e-5, atol=1e-7
-    )
+    close(ours, [np.abs(D).mean(), np.abs(D).max(), -D.mean()], rtol=1e-5, atol=1e-7)
 
 
 @every_pair
 def test_the_same_policy_is_no_distance(name):
     values = jax.tree.leaves(PAIRS[name](LOGP, LOGP, MASK))
     expected = 1.0 if name.startswith(("ratio", "ess")) else 0.0
-    np.testing.assert_allclose(values, expected, atol=1e-6)
+    close(values, expected, atol=1e-6)
 
 
 @every_pair
@@ -200,13 +192,13 @@ def test_junk_in_masked_cells_is_never_read(name):
         dirty = function(
             np.where(MASK, LOGP, np.float32(junk)), np.where(MASK, OLD, np.float32(-junk)), MASK
         )
-        np.testing.assert_array_equal(jax.tree.leaves(dirty), clean)
+        equal(jax.tree.leaves(dirty), clean)
 
 
 @every_pair
 def test_nothing_kept_is_finite(name):
     values = jax.tree.leaves(PAIRS[name](LOGP, OLD, np.zeros(SHAPE, bool)))
-    np.testing.assert_array_equal(values, 1.0 if name == "ratio_range" else 0.0)
+    equal(values, 1.0 if name == "ratio_range" else 0.0)
 
 
 @every_pair
@@ -215,7 +207,7 @@ def test_bfloat16_in_float32_out(name):
     ours = jax.tree.leaves(PAIRS[name](logp, old, MASK))
     theirs = PAIRS[name](logp.astype(jnp.float32), old.astype(jnp.float32), MASK)
     assert all(x.dtype == jnp.float32 and x.shape == () for x in ours)
-    np.testing.assert_array_equal(ours, jax.tree.leaves(theirs))
+    equal(ours, jax.tree.leaves(theirs))
 
 
 def test_group_spread():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import one_program_a_call, quick  # noqa: F401
+from cheap import close, one_program_a_call, quick  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -24,8 +24,8 @@ def gradient_of_mass(probs, correct, sampled, rc, rw):
 
 def test_worked_numbers():
     balance = mass_balance(np.array(PROBS, jnp.float32), CORRECT, SAMPLED)
-    np.testing.assert_allclose(balance, [0.2, 0.0384, 0.0336, -0.0040], atol=1e-7)
-    np.testing.assert_allclose(sum(balance[1:]), 0.068, atol=1e-7)
+    close(balance, [0.2, 0.0384, 0.0336, -0.0040], atol=1e-7)
+    close(sum(balance[1:]), 0.068, atol=1e-7)
 
 
 @quick
@@ -45,7 +45,7 @@ def test_the_parts_add_up_to_the_change_of_the_right_mass(logits, correct, sampl
         wrong_reward=rewards[1],
     )
     expected = gradient_of_mass(probs, correct, sampled, *rewards)
-    np.testing.assert_allclose(sum(balance[1:]), expected, atol=2e-6)
+    close(sum(balance[1:]), expected, atol=2e-6)
     assert balance.correct >= 0 and balance.wrong >= 0
     if sampled.all():
         assert balance.unsampled == 0
@@ -59,18 +59,18 @@ def test_a_small_step_of_softmax_moves_that_much():
     new = np.exp(logits + step)
     change = (new / new.sum() - PROBS)[CORRECT].sum()
     balance = mass_balance(np.array(PROBS, jnp.float32), CORRECT, SAMPLED)
-    np.testing.assert_allclose(change, lr / count * float(sum(balance[1:])), rtol=1e-3)
+    close(change, lr / count * float(sum(balance[1:])), rtol=1e-3)
 
 
 def test_what_stays_unsampled():
     for rollouts, expected in ((0, 0.3), (1, 0.2), (16, 0.003323)):
         moment = unsampled_second_moment(np.array(PROBS, jnp.float32), rollouts=rollouts)
-        np.testing.assert_allclose(moment, expected, atol=1e-6)
+        close(moment, expected, atol=1e-6)
     draws = jax.random.categorical(jax.random.key(0), np.log(PROBS), shape=(4000, 3))
     missed = ~(draws[..., None] == np.arange(4)).any(1)
     average = (missed * PROBS**2).sum(-1).mean()
     moment = unsampled_second_moment(np.array(PROBS, jnp.float32), rollouts=3)
-    np.testing.assert_allclose(average, moment, rtol=0.05)
+    close(average, moment, rtol=0.05)
     assert unsampled_second_moment(np.array([1.0, 0.0]), rollouts=5) == 0
 
 

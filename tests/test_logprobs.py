@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from bad_calls import bad_calls, raises
-from cheap import put
+from cheap import close, equal, put
 from rows import for_each
 
 from jaxrl_llm.core.kernels.vocabulary import block_words
@@ -84,12 +84,12 @@ def test_value_and_gradient_equal_the_plain_form(temperature, vocab, cap, chunk_
 
     (_, (logp, entropy)), grads = _value_and_grad(loss)(hidden, matrix)
     expected = _plain(hidden, matrix, targets, temperature, cap)
-    np.testing.assert_allclose(logp, expected[0], rtol=5e-6, atol=5e-6)
-    np.testing.assert_allclose(entropy, expected[1], rtol=5e-6, atol=5e-6)
+    close(logp, expected[0], rtol=5e-6, atol=5e-6)
+    close(entropy, expected[1], rtol=5e-6, atol=5e-6)
     for got, want in zip(
         grads, _plain_gradient(hidden, matrix, targets, u, w, temperature, cap), strict=True
     ):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+        close(got, want, rtol=2e-5, atol=1e-5)
 
 
 def test_a_soft_cap_in_worked_numbers():
@@ -104,9 +104,9 @@ def test_a_soft_cap_in_worked_numbers():
         return token_logprobs(hidden, matrix, target, logit_cap=2.0)[0][0]
 
     logp, grads = jax.jit(jax.value_and_grad(logp_of, (0, 1)))(np.array([[2.0]]), matrix)
-    np.testing.assert_allclose(logp, -0.235504, rtol=1e-5)
-    np.testing.assert_allclose(grads[0], [[0.103895]], rtol=1e-5)
-    np.testing.assert_allclose(grads[1][:, 0], [0.176244, -0.344540, -0.0315464], rtol=1e-5)
+    close(logp, -0.235504, rtol=1e-5)
+    close(grads[0], [[0.103895]], rtol=1e-5)
+    close(grads[1][:, 0], [0.176244, -0.344540, -0.0315464], rtol=1e-5)
 
 
 def test_equals_the_plain_form_in_float64():
@@ -121,9 +121,9 @@ def test_equals_the_plain_form_in_float64():
 
         value, grads = jax.jit(jax.value_and_grad(loss, (0, 1)))(hidden, matrix)
         logp, entropy = _plain(hidden, matrix, targets)
-        np.testing.assert_allclose(value, (u * logp + w * entropy).sum(), rtol=1e-12)
+        close(value, (u * logp + w * entropy).sum(), rtol=1e-12)
         for got, want in zip(grads, _plain_gradient(hidden, matrix, targets, u, w), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+            close(got, want, rtol=1e-10, atol=1e-12)
 
 
 def test_masked_tokens_are_never_read():
@@ -139,7 +139,7 @@ def test_masked_tokens_are_never_read():
     clean = gradient(hidden, matrix, targets)
     for junk in (1e4, np.nan, np.inf):
         dirty = gradient(put(hidden, np.s_[0, 3:], junk), matrix, put(targets, np.s_[0, 3:], 10**4))
-        jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+        jax.tree.map(equal, dirty, clean)
     assert not np.asarray(clean[0][1][0])[0, 3:].any()
 
 
@@ -151,7 +151,7 @@ def test_bfloat16_in_float32_out():
     )(*low)
     assert logp.dtype == entropy.dtype == jnp.float32
     expected = _plain(*(np.asarray(x, np.float32) for x in low), targets)
-    np.testing.assert_allclose(logp, expected[0], atol=1e-4)
+    close(logp, expected[0], atol=1e-4)
     assert all(g.dtype == jnp.bfloat16 for g in grads)
 
 
@@ -265,15 +265,15 @@ def test_a_support_is_a_softmax_over_it(form, chunk_size):
     log_p = np.log(np.where(kept, p, 1))
     want_entropy = -(p * log_p).sum(-1)
     want_logp = np.take_along_axis(log_p, targets[..., None], -1)[..., 0]
-    np.testing.assert_allclose(logp, want_logp, atol=5e-6)
-    np.testing.assert_allclose(entropy, want_entropy, atol=5e-6)
+    close(logp, want_logp, atol=5e-6)
+    close(entropy, want_entropy, atol=5e-6)
     assert float(logp[0, 0]) == 0 and float(entropy[0, 0]) == 0
     d = u[..., None] * (np.eye(len(m))[targets] - p) - w[..., None] * p * (
         log_p + want_entropy[..., None]
     )
     d /= 0.7
-    np.testing.assert_allclose(grads[0], d @ m, rtol=2e-5, atol=1e-5)
-    np.testing.assert_allclose(grads[1], d.reshape(-1, V).T @ h.reshape(-1, D), atol=2e-5)
+    close(grads[0], d @ m, rtol=2e-5, atol=1e-5)
+    close(grads[1], d.reshape(-1, V).T @ h.reshape(-1, D), atol=2e-5)
     # No gradient at all reaches a token that no set holds.
     assert not np.asarray(grads[1])[~kept.any((0, 1))].any() and (~kept.any((0, 1))).any()
 
@@ -309,10 +309,10 @@ def test_masked_supports_are_never_read_and_empty_ones_keep_all(form):
     (junk.ids if form == "ids" else junk.bits)[1, 2:] = 10**6
     (empty.ids if form == "ids" else empty.bits)[0, 1] = -1 if form == "ids" else 0
     for a, b in zip(run(support), run(junk), strict=True):
-        np.testing.assert_array_equal(a, b)
+        equal(a, b)
     whole = jax.jit(token_logprobs)(hidden, matrix, targets)
     for got, want in zip(run(empty), whole, strict=False):
-        np.testing.assert_allclose(got[0, 1], want[0, 1], rtol=1e-6)
+        close(got[0, 1], want[0, 1], rtol=1e-6)
 
 
 def _offset_logits(offset):
@@ -358,8 +358,8 @@ def test_large_logits_round_nothing(logp_of):
         log_p = np.float64(logits) - np.float64(logits).max(-1, keepdims=True)
         log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
         logp, gradient = run(logits, targets)
-        np.testing.assert_allclose(logp, log_p[np.arange(64), targets], rtol=1e-6, atol=5e-7)
-        np.testing.assert_allclose(gradient, np.eye(V)[targets] - np.exp(log_p), atol=1e-6)
+        close(logp, log_p[np.arange(64), targets], rtol=1e-6, atol=5e-7)
+        close(gradient, np.eye(V)[targets] - np.exp(log_p), atol=1e-6)
         assert np.asarray(logp).all()
 
 
@@ -371,7 +371,7 @@ def test_a_target_outside_the_vocabulary_is_nan_and_spoils_no_other():
     logp = np.asarray(logp_of(wrong))
     assert np.isnan(logp[0, 1]) and np.isnan(logp[1, 3])
     right = wrong == targets
-    np.testing.assert_array_equal(logp[right], np.asarray(logp_of(targets))[right])
+    equal(logp[right], np.asarray(logp_of(targets))[right])
 
 
 def test_a_target_outside_its_support_is_impossible_and_spoils_nothing():
@@ -399,7 +399,7 @@ def test_statistics_see_what_cannot_be_sampled():
         support=forms["bits"],
         chunk_size=3,
     )
-    np.testing.assert_array_equal(found["kept"], kept)
+    equal(found["kept"], kept)
 
 
 # Statistics over the vocabulary
@@ -474,10 +474,10 @@ def test_statistics_and_their_gradients_equal_those_of_whole_logits(chunk_size):
         (_, found), grads = _value_and_grad(loss)(hidden, matrix)
         assert found.keys() == want.keys()
         for name in want:
-            np.testing.assert_allclose(found[name], want[name], rtol=1e-11, atol=1e-12)
+            close(found[name], want[name], rtol=1e-11, atol=1e-12)
         expected = _plain_statistics_gradient(hidden, matrix, targets, rows, u, temperature)
         for got, wanted in zip(grads, expected, strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-10, atol=1e-12)
+            close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_statistics_of_capped_logits_and_a_capped_teacher():
@@ -499,7 +499,7 @@ def test_statistics_of_capped_logits_and_a_capped_teacher():
     capped = jax.jit(jax.grad(lambda m: loss(m, gap, **caps), has_aux=True))
     plain = jax.jit(jax.grad(lambda m: loss(m, gap_of_capped), has_aux=True))
     for got, want in zip(capped(matrix), plain(matrix), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+        close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_statistics_in_bfloat16():
@@ -514,7 +514,7 @@ def test_statistics_in_bfloat16():
     want = _plain_statistics(*(np.asarray(x, np.float32) for x in low), targets, rows)
     for name in FUNCTIONS:
         assert found[name].dtype == jnp.float32
-        np.testing.assert_allclose(found[name], want[name], atol=1e-4)
+        close(found[name], want[name], atol=1e-4)
 
 
 def spread(logits, targets):
@@ -544,7 +544,7 @@ def test_masked_tokens_are_in_no_statistic_and_no_gradient():
             "floor": put(rows["floor"], cut, junk),
         }
         dirty = gradient(put(hidden, cut, junk), matrix, put(targets, cut, 10_000), unread)
-        jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+        jax.tree.map(equal, dirty, clean)
     assert not any(np.asarray(x)[0, 3:].any() for x in clean[0][1].values())
     assert not np.asarray(clean[1][0])[0, 3:].any() and np.asarray(clean[1][0])[0, :3].all()
 

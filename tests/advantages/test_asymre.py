@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad
+from cheap import close, grad
 from rows import for_each
 
 from jaxrl_llm import aggregate
@@ -19,8 +19,8 @@ WHERE[3] = False
 
 
 def test_worked_numbers():
-    np.testing.assert_allclose(asymre(np.array([1.0, 0.0, 0.0, 0.0])), [0.85, -0.15, -0.15, -0.15])
-    np.testing.assert_allclose(asymre(np.array([1.0, 0.0]), shift=0.2), [0.3, -0.7], rtol=1e-6)
+    close(asymre(np.array([1.0, 0.0, 0.0, 0.0])), [0.85, -0.15, -0.15, -0.15])
+    close(asymre(np.array([1.0, 0.0]), shift=0.2), [0.3, -0.7], rtol=1e-6)
     assert asymre(np.full((1, 3), 0.1), shift=-0.25).tolist() == [[0.25] * 3]
     assert asymre(np.array([7.0]), shift=-0.25).tolist() == [0.25]
 
@@ -33,7 +33,7 @@ def test_equals_the_float64_reference(shift):
             out[keep] = row[keep] - (row[keep].mean() + shift)
     junk = np.where(WHERE, REWARDS, np.nan)
     got = jax.jit(asymre, static_argnames="shift")(junk, where=WHERE, shift=shift)
-    np.testing.assert_allclose(got, expected, atol=1e-6)
+    close(got, expected, atol=1e-6)
     assert got.dtype == np.float32 and not np.any(np.asarray(got)[~WHERE])
     np.testing.assert_array_equal(asymre(junk, where=WHERE, shift=shift), got)
     if shift == 0.0:
@@ -54,7 +54,7 @@ def test_the_shift_adds_the_gradient_of_the_likelihood():
     likelihood = gradient(np.ones((4, 5)))
     shifted = gradient(asymre(REWARDS, where=WHERE, shift=-0.25))
     expected = gradient(dr_grpo(REWARDS, where=WHERE)) + 0.25 * likelihood
-    np.testing.assert_allclose(shifted, expected, atol=1e-6)
+    close(shifted, expected, atol=1e-6)
 
 
 def test_below_the_mean_the_policy_settles_and_at_it_collapses():
@@ -77,7 +77,7 @@ def test_below_the_mean_the_policy_settles_and_at_it_collapses():
     shift = -1.0
     baseline = behavior @ rewards + shift
     limit = behavior * (rewards - baseline)
-    np.testing.assert_allclose(settle(shift), limit / limit.sum(), atol=1e-3)
+    close(settle(shift), limit / limit.sum(), atol=1e-3)
     # What is below a higher baseline, but one below the mean, goes; the others stay.
     some = settle(-0.1)
     assert (some > 0.05).tolist() == [True, True, True, False]

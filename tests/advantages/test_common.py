@@ -6,18 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import normal, quick
+from cheap import close, equal, normal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
 
-from jaxrl_llm.advantages import (
-    dr_grpo,
-    grpo,
-    reinforce_pp_baseline,
-    rloo,
-)
+from jaxrl_llm.advantages import dr_grpo, grpo, reinforce_pp_baseline, rloo
 
 
 def per_sequence(norm, rewards, *, where=None):
@@ -60,10 +55,10 @@ def test_laws_of_groups(name, rewards, where, shift, log_scale):
     for a, r, keep in zip(out, rewards, where, strict=True):
         assert (np.diff(a[keep][np.argsort(r[keep], kind="stable")]) >= -1e-6).all()
     if name in GROUP:
-        np.testing.assert_allclose(out.sum(-1), 0.0, atol=2e-5)
-        np.testing.assert_allclose(function(rewards + shift), out, rtol=1e-4, atol=1e-4)
+        close(out.sum(-1), 0.0, atol=2e-5)
+        close(function(rewards + shift), out, rtol=1e-4, atol=1e-4)
         expected = out if name.startswith("grpo") else out * scale
-        np.testing.assert_allclose(function(rewards * scale), expected, rtol=1e-4, atol=1e-5)
+        close(function(rewards * scale), expected, rtol=1e-4, atol=1e-5)
 
 
 @everyone
@@ -73,7 +68,7 @@ def test_padding_a_ragged_group_changes_nothing(name):
     padded = np.pad(rewards, ((0, 1), (0, 2)), constant_values=np.nan)
     where = np.pad(np.ones((2, 3), bool), ((0, 1), (0, 2)))
     out = function(padded, where=where)
-    np.testing.assert_allclose(out[:2, :3], function(rewards), rtol=1e-6, atol=1e-7)
+    close(out[:2, :3], function(rewards), rtol=1e-6, atol=1e-7)
     assert not np.asarray(out)[~np.asarray(where)].any()
 
 
@@ -99,7 +94,7 @@ def test_groups_are_the_last_axis_whatever_stands_before(name):
     assert COMPILED[name](rewards[0, 0]).shape == (4,)
     if name != "grpo_batch":
         each = jax.jit(jax.vmap(jax.vmap(GROUP[name])))(rewards)
-        np.testing.assert_allclose(each, out, rtol=1e-5, atol=1e-6)
+        close(each, out, rtol=1e-5, atol=1e-6)
 
 
 @for_each("name", ["grpo", "dr_grpo", "rloo"])
@@ -126,5 +121,5 @@ def test_a_raw_singleton_moves_no_other_group(name):
     rewards = np.array([[1.0, 0.0, 0.0], [4.0, 9.0, 9.0]])
     where = np.array([[True, True, True], [True, False, False]])
     raw = function(rewards, where=where, singleton="raw")
-    np.testing.assert_array_equal(raw[0], function(rewards, where=where)[0])
-    np.testing.assert_allclose(raw[1], [4.0, 0.0, 0.0], rtol=1e-5)
+    equal(raw[0], function(rewards, where=where)[0])
+    close(raw[1], [4.0, 0.0, 0.0], rtol=1e-5)

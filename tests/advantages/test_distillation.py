@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad, normal
+from cheap import close, equal, grad, normal
 from rows import for_each
 
 from jaxrl_llm.advantages import prefix_weighted, rlsd, span_advantages, teacher_advantages
@@ -31,7 +31,7 @@ def test_sums_of_the_rest(discount, normalize):
             powers = discount ** np.arange(len(places) - k)
             total = np.sum(powers * (TEACHER - OLD)[i, places[k:]])
             want[i, t] = BEFORE[i] + 2.0 * total / (powers.sum() if normalize else 1.0)
-    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+    close(out, want, rtol=1e-5, atol=1e-6)
 
 
 def test_the_expected_gradient_is_that_of_the_reverse_kl():
@@ -66,7 +66,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl():
         a = grad(surrogate)(ours, discount)
         b = grad(divergence)(ours, by_token)
         for x, y in zip(a, b, strict=True):
-            np.testing.assert_allclose(x, y, atol=2e-6)
+            close(x, y, atol=2e-6)
 
 
 def test_prefix_weights():
@@ -78,9 +78,9 @@ def test_prefix_weights():
         before = np.concatenate([[0.0], np.cumsum(size)[:-1]])
         weight = 1 + 0.5 * (1 - before / size.sum())
         want[i] = np.where(MASK[i], weight * np.nan_to_num(advantages[i]), 0.0)
-    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+    close(out, want, rtol=1e-5, atol=1e-6)
     same = prefix_weighted(advantages, MASK, gamma=0.0)
-    np.testing.assert_array_equal(same, np.where(MASK, advantages, 0.0).astype(np.float32))
+    equal(same, np.where(MASK, advantages, 0.0).astype(np.float32))
 
 
 @for_each("negative_only", [False, True])
@@ -95,30 +95,28 @@ def test_a_teacher_weighs_what_speaks_for_the_reward(negative_only):
         weight = np.clip(np.exp(np.sign(signed[i]) * (TEACHER - OLD)[i, t]), 0.7, 1.3)
         weight = 1.0 if negative_only and signed[i] > 0 else weight
         want[i, t] = signed[i] * (0.3 + 0.7 * weight)
-    np.testing.assert_allclose(out, want, rtol=1e-5)
+    close(out, want, rtol=1e-5)
     assert ((np.asarray(out) * signed[:, None])[MASK] > 0).all()  # the reward has the direction
 
 
 def test_without_a_teacher_or_a_share_the_advantages_stay():
     arrays = {"old_logp": OLD, "teacher_token_logp": TEACHER, "has_teacher": None}
     plain = np.where(MASK, BEFORE[:, None], 0.0)
-    np.testing.assert_allclose(rlsd(BEFORE, MASK, lam=0.0, **arrays), plain, rtol=1e-6)
-    np.testing.assert_allclose(rlsd(BEFORE, MASK, eps=0.0, **arrays), plain, rtol=1e-6)
+    close(rlsd(BEFORE, MASK, lam=0.0, **arrays), plain, rtol=1e-6)
+    close(rlsd(BEFORE, MASK, eps=0.0, **arrays), plain, rtol=1e-6)
     taught = np.array([True, False, True])
     some = {"teacher_token_logp": np.where(taught[:, None], TEACHER, np.nan), "has_teacher": taught}
     out = rlsd(BEFORE, MASK, **(arrays | some))
-    np.testing.assert_allclose(out[1], plain[1], rtol=1e-6)
+    close(out[1], plain[1], rtol=1e-6)
     assert np.abs(out[0] - plain[0]).max() > 0.01
     share = np.full((1, 1), 0.25)  # as an extra of a batch
-    np.testing.assert_array_equal(
-        rlsd(BEFORE, MASK, lam=share, **arrays), rlsd(BEFORE, MASK, lam=0.25, **arrays)
-    )
+    equal(rlsd(BEFORE, MASK, lam=share, **arrays), rlsd(BEFORE, MASK, lam=0.25, **arrays))
     certain = rlsd(
         np.ones(1), np.ones((1, 2), bool), has_teacher=None, lam=1.0,
         old_logp=np.array([[-np.inf, -1.0]]),
         teacher_token_logp=np.array([[-np.inf, -np.inf]]),
     )  # fmt: skip
-    np.testing.assert_allclose(certain, [[1.0, 0.8]], rtol=1e-6)
+    close(certain, [[1.0, 0.8]], rtol=1e-6)
 
 
 def test_spans():
@@ -129,8 +127,8 @@ def test_spans():
         there = MASK[i] & (ids[i] == ids[i, t])
         ratio = TEACHER[i, t] - OLD[i, there].sum() if ids[i, t] >= 0 else 0.0
         want[i, t] = BEFORE[i] + ratio
-    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+    close(out, want, rtol=1e-5, atol=1e-6)
     alone = np.broadcast_to(np.arange(5), MASK.shape)
     each = span_advantages(BEFORE, MASK, old_logp=OLD, teacher_span_logp=TEACHER, span_ids=alone)
     token = teacher_advantages(BEFORE, MASK, old_logp=OLD, teacher_token_logp=TEACHER)
-    np.testing.assert_allclose(each, token, atol=1e-6)
+    close(each, token, atol=1e-6)

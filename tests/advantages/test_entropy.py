@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad
+from cheap import close, equal, grad
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
@@ -21,8 +21,8 @@ reshaped = jax.jit(adv.entropy_reshaping, static_argnames="floor")
 
 def test_the_worked_signal():
     signal, stats = signal_of(WORKED, np.ones(5, bool))
-    np.testing.assert_allclose(signal, [-1, -2 / 3, -1 / 3, 0, 1], atol=1e-5)
-    np.testing.assert_allclose(stats, [np.log(0.8), 1.200566, 0.577350, 1.732051], atol=1e-5)
+    close(signal, [-1, -2 / 3, -1 / 3, 0, 1], atol=1e-5)
+    close(stats, [np.log(0.8), 1.200566, 0.577350, 1.732051], atol=1e-5)
     # The bounds that the surrogate makes of it.
     ratio = np.array([0.61, 0.59, 1.55, 1.57])
     h = np.array([-1.0, -1.0, 1.0, 1.0])
@@ -51,10 +51,8 @@ def test_the_signal_equals_float64(quantile, seed):
     mask = rng.random(entropy.shape) < 0.7
     junk = np.where(mask, entropy, np.nan).astype(np.float32)
     ours = signal_of(junk, mask, quantile=quantile).signal
-    np.testing.assert_allclose(ours, numpy_signal(entropy, mask, quantile), atol=2e-5)
-    np.testing.assert_allclose(
-        signal_of(3.0 * junk, mask, quantile=quantile).signal, ours, atol=1e-5
-    )
+    close(ours, numpy_signal(entropy, mask, quantile), atol=2e-5)
+    close(signal_of(3.0 * junk, mask, quantile=quantile).signal, ours, atol=1e-5)
 
 
 def test_a_batch_without_tokens_has_no_signal():
@@ -66,9 +64,9 @@ def test_a_batch_without_tokens_has_no_signal():
 def test_temperatures_follow_the_signal_of_the_last_step():
     signal, stats = signal_of(WORKED, np.ones(5, bool))
     again = adv.signal_temperature(WORKED, stats, base=0.8, tau=0.1)
-    np.testing.assert_allclose(again, 0.8 * (1 + 0.1 * signal), rtol=1e-5)
+    close(again, 0.8 * (1 + 0.1 * signal), rtol=1e-5)
     far = adv.signal_temperature(np.array([0.0, 100.0]), stats, tau=0.1)
-    np.testing.assert_allclose(far, [0.9, 1.1], rtol=1e-5)
+    close(far, [0.9, 1.1], rtol=1e-5)
     zero = adv.EntropyStats(*np.zeros(4))
     assert adv.signal_temperature(WORKED, zero).tolist() == [1.0] * 5
 
@@ -76,10 +74,10 @@ def test_temperatures_follow_the_signal_of_the_last_step():
 def test_a_mean_over_tokens():
     mask = np.arange(6) < np.array([[2], [6]])
     ours = token_grpo(np.array([1.0, 0.0]), mask)
-    np.testing.assert_allclose(ours, [1.732047, -0.577349], atol=1e-5)
+    close(ours, [1.732047, -0.577349], atol=1e-5)
     assert abs(float((mask * ours[:, None]).sum())) < 1e-5
     even = token_grpo(np.array([1.0, 0.0, 0.0]), np.ones((3, 4), bool))
-    np.testing.assert_allclose(even, adv.grpo(np.array([1.0, 0.0, 0.0]), ddof=0), atol=1e-5)
+    close(even, adv.grpo(np.array([1.0, 0.0, 0.0]), ddof=0), atol=1e-5)
 
 
 def numpy_token_grpo(rewards, lengths, where):
@@ -105,8 +103,8 @@ def test_the_mean_over_tokens_equals_float64_and_falls_back():
     mask = np.arange(40) < lengths[..., None]
     junk = np.where(where, rewards, np.nan).astype(np.float32)
     ours = token_grpo(junk, mask, where=where)
-    np.testing.assert_allclose(ours, numpy_token_grpo(rewards, lengths, where), atol=1e-4)
-    np.testing.assert_allclose(ours[0], adv.grpo(np.asarray(rewards[0])), atol=1e-5)
+    close(ours, numpy_token_grpo(rewards, lengths, where), atol=1e-4)
+    close(ours[0], adv.grpo(np.asarray(rewards[0])), atol=1e-5)
 
 
 # --- ETTRL -----------------------------------------------------------------------------------
@@ -117,35 +115,33 @@ def test_a_rollout_without_tokens_has_no_advantage():
     for rewards in ([1.0, 1.0, 0.0], [0.1, 0.1, 0.7], [1.0, 0.0, 0.5]):
         out = adv.token_grpo(np.array(rewards), mask)
         alone = adv.token_grpo(np.array(rewards[:2]), mask[:2])
-        np.testing.assert_allclose(out, [*alone, 0.0], rtol=1e-6)
+        close(out, [*alone, 0.0], rtol=1e-6)
 
     def total(rewards):
         return adv.token_grpo(rewards, mask).sum()
 
     for rewards in (np.ones(3), np.array([1.0, 1.0, 0.0])):
-        np.testing.assert_array_equal(grad(total)(rewards), np.zeros(3))
+        equal(grad(total)(rewards), np.zeros(3))
 
 
 def test_certain_answers_count_for_more():
     entropy, mask = np.array([[0.2], [0.4], [0.6]]), np.ones((3, 1), bool)
     advantages = np.array([2.0, -0.5, -0.5])
-    np.testing.assert_allclose(
-        reshaped(advantages, mask, old_entropy=entropy), [3.0, -0.5, -0.25], atol=1e-6
-    )
+    close(reshaped(advantages, mask, old_entropy=entropy), [3.0, -0.5, -0.25], atol=1e-6)
     ones = reshaped(np.ones(3), mask, old_entropy=entropy)
-    np.testing.assert_allclose(ones.mean(), 1.0, rtol=1e-6)
+    close(ones.mean(), 1.0, rtol=1e-6)
     scaled = reshaped(advantages, mask, old_entropy=7.0 * entropy)
-    np.testing.assert_allclose(scaled, [3.0, -0.5, -0.25], atol=1e-5)
+    close(scaled, [3.0, -0.5, -0.25], atol=1e-5)
     same = reshaped(advantages, mask, old_entropy=np.full((3, 1), 0.3))
-    np.testing.assert_allclose(same, advantages, rtol=1e-6)
+    close(same, advantages, rtol=1e-6)
     none = reshaped(advantages, mask, old_entropy=0.0 * entropy)
-    np.testing.assert_array_equal(none, advantages)
+    equal(none, advantages)
 
 
 def test_a_floor_keeps_the_sign():
     entropy, mask = np.array([[0.1], [0.1], [1.0]]), np.ones((3, 1), bool)
     literal = reshaped(np.ones(3), mask, old_entropy=entropy, floor=None)
-    np.testing.assert_allclose(literal[2], -0.5, rtol=1e-5)
+    close(literal[2], -0.5, rtol=1e-5)
     assert float(reshaped(np.ones(3), mask, old_entropy=entropy)[2]) == 0.0
 
 
@@ -153,7 +149,7 @@ def test_factors_have_the_mean_one_unless_a_floor_raises_them():
     mask, entropy = np.ones((3, 1), bool), np.array([[0.1], [0.1], [1.0]])
     for floor, mean in ((None, 1.0), (0.0, 1.75 * 2 / 3)):
         factors = reshaped(np.ones(3), mask, old_entropy=entropy, floor=floor)
-        np.testing.assert_allclose(factors.mean(), mean, rtol=1e-5)
+        close(factors.mean(), mean, rtol=1e-5)
 
 
 @for_each("junk", JUNK)
@@ -162,7 +158,7 @@ def test_dropped_rollouts_and_tokens_are_not_read(junk):
     entropy = np.array([[0.2, junk], [0.4, 0.8], [junk, junk]])
     where = np.array([True, True, False])
     ours = reshaped(np.array([1.0, 1.0, junk]), mask, old_entropy=entropy, where=where)
-    np.testing.assert_allclose(ours, [1.5, 0.5, 0.0], rtol=1e-5)
+    close(ours, [1.5, 0.5, 0.0], rtol=1e-5)
     bonus = np.array([1.0, 1.0, junk])
     raised = adv.bounded_bonus(np.array([1.0, 1.0, junk]), mask, bonus=bonus, where=where)
     assert raised.tolist() == [1.5, 1.5, 0.0]

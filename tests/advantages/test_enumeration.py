@@ -7,17 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import close
 from rows import for_each
 
-from jaxrl_llm.advantages import (
-    dr_grpo,
-    grpo_passk,
-    jspo,
-    maclaurin,
-    maxrl,
-    pkpo,
-    rloo,
-)
+from jaxrl_llm.advantages import dr_grpo, grpo_passk, jspo, maclaurin, maxrl, pkpo, rloo
 
 N = 4
 ARMS = np.array(list(itertools.product(range(3), repeat=N)))
@@ -56,8 +49,8 @@ def right(values):
 @for_each("values", [*BINARY, LEVELS])
 def test_leaving_one_out_is_unbiased_and_the_group_mean_shrinks(values):
     want = gradient(lambda p: p @ values)
-    np.testing.assert_allclose(expectation(rloo, values), want, atol=1e-6)
-    np.testing.assert_allclose(expectation(dr_grpo, values), want * (N - 1) / N, atol=1e-6)
+    close(expectation(rloo, values), want, atol=1e-6)
+    close(expectation(dr_grpo, values), want * (N - 1) / N, atol=1e-6)
 
 
 @for_each("values", BINARY)
@@ -65,7 +58,7 @@ def test_leaving_one_out_is_unbiased_and_the_group_mean_shrinks(values):
 def test_pkpo_is_the_gradient_of_pass_at_k_over_k(values, k):
     p = right(values)
     want = gradient(lambda probabilities: (1 - (1 - p(probabilities)) ** k) / k)
-    np.testing.assert_allclose(expectation(lambda r: pkpo(r, k=k), values), want, atol=1e-6)
+    close(expectation(lambda r: pkpo(r, k=k), values), want, atol=1e-6)
 
 
 @for_each("k", [1, 2, 3, 4])
@@ -78,7 +71,7 @@ def test_pkpo_is_the_gradient_of_the_expected_maximum_over_k(k):
         return np.sum(powers * levels[order]) / k
 
     got = expectation(lambda r: pkpo(r, k=k, threshold=None), LEVELS)
-    np.testing.assert_allclose(got, gradient(best), atol=1e-6)
+    close(got, gradient(best), atol=1e-6)
 
 
 def test_the_further_leave_one_out_of_pkpo_is_biased_above_k_1():
@@ -111,7 +104,7 @@ def test_the_series_of_the_log_probability(values, order):
         lambda probabilities: -sum((1 - p(probabilities)) ** j / j for j in range(1, order + 1))
     )
     got = expectation(lambda r: maclaurin(r, order=order), values)
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    close(got, want, atol=1e-6)
 
 
 @for_each("values", BINARY)
@@ -121,7 +114,7 @@ def test_maxrl_is_the_series_with_one_term_less_than_rollouts(values):
         lambda probabilities: -sum((1 - p(probabilities)) ** j / j for j in range(1, N))
     )
     got = expectation(lambda r: maxrl(r, eps=1e-9), values)
-    np.testing.assert_allclose(got, want, atol=1e-5)
+    close(got, want, atol=1e-5)
 
 
 @for_each("values", [*BINARY, LEVELS])
@@ -130,7 +123,7 @@ def test_the_lead_of_the_best_is_the_gradient_of_the_expected_best(values):
         return probabilities[ARMS].prod(-1) @ values[ARMS].max(-1)
 
     got = expectation(lambda r: grpo_passk(r, scale="none"), values, total=True)
-    np.testing.assert_allclose(got, gradient(best), atol=1e-6)
+    close(got, gradient(best), atol=1e-6)
 
 
 def test_pooling_over_prompts_is_unbiased():
@@ -145,7 +138,7 @@ def test_pooling_over_prompts_is_unbiased():
     scores = np.eye(3)[arms] - policies[:, None]
     got = np.einsum("b,bpi,bpia->pa", chance, advantages, scores) / 2
     want = policies * (values - (policies * values).sum(-1, keepdims=True))
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    close(got, want, atol=1e-6)
     # It is another estimator than leaving one out, and here one of less variance.
     per_batch = np.einsum("bpi,bpia->bpa", advantages, scores) / 2
     other = np.einsum("bpi,bpia->bpa", np.asarray(rloo(rewards)), scores) / 2

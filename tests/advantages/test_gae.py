@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import put
+from cheap import close, equal, put
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -60,8 +60,8 @@ def test_equals_the_float64_reference(kl_coef, gamma, lam, bootstrapped):
     options = {"gamma": gamma, "lam": lam, "bootstrap_value": bootstrap}
     expected = reference(np.asarray(token_rewards), values, mask, gamma, lam, bootstrap)
     plain = compiled(token_rewards, values, mask, **options)
-    np.testing.assert_allclose(plain, expected, rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose(
+    close(plain, expected, rtol=2e-5, atol=2e-6)
+    close(
         compiled_returns(token_rewards, values, mask, **options),
         np.where(mask, expected + values, 0.0),
         rtol=2e-5,
@@ -82,7 +82,7 @@ def test_lambda_grows_with_the_length_of_the_response(alpha):
         lam = max(1 - 1 / (alpha * length), 0.0) if length else 0.0
         one = index[0], slice(index[1], index[1] + 1)
         row = token_rewards[one], values[one], mask[one], 0.9, lam, bootstrap[one]
-        np.testing.assert_allclose(found[one], reference(*row), rtol=2e-5, atol=2e-6)
+        close(found[one], reference(*row), rtol=2e-5, atol=2e-6)
 
 
 def test_a_long_response_has_a_lambda_of_its_length():
@@ -90,12 +90,12 @@ def test_a_long_response_has_a_lambda_of_its_length():
     mask = np.arange(1000) < np.array([[1000], [20], [7]])
     rewards = terminal_rewards(np.ones(3), mask)
     found = length_adaptive_gae(rewards, np.zeros(mask.shape), mask)
-    np.testing.assert_allclose(found[0, 900], 0.98**99, rtol=1e-4)
-    np.testing.assert_array_equal(found[1:], rewards[1:])
+    close(found[0, 900], 0.98**99, rtol=1e-4)
+    equal(found[1:], rewards[1:])
     # A correction that rejects half of the tokens makes no response shorter.
     half = mask & (np.arange(1000) >= 500)
     found = length_adaptive_gae(rewards, np.zeros(mask.shape), half, response_mask=mask)
-    np.testing.assert_allclose(found[0, 900], 0.98**99, rtol=1e-4)
+    close(found[0, 900], 0.98**99, rtol=1e-4)
 
 
 def test_ppo_is_a_chain():
@@ -111,16 +111,16 @@ def test_ppo_is_a_chain():
     plain = gae(
         kl_shaped_rewards(rewards, **options, kl_coef=0.2), values, mask, gamma=0.9, lam=0.5
     )
-    np.testing.assert_array_equal(advantages, np.clip(whiten(plain, mask), -0.5, 0.5))
+    equal(advantages, np.clip(whiten(plain, mask), -0.5, 0.5))
 
 
 def test_a_large_token_reward_stays_whole():
     rewards, mask = np.array([[0.0, 50.0, 0.0, 50.0]]), np.ones((1, 4), bool)
     options = {"gamma": 1.0, "lam": 1.0}
     to_go = compiled(rewards, np.zeros((1, 4)), mask, **options)
-    np.testing.assert_array_equal(to_go, [[100.0, 100.0, 50.0, 50.0]])
+    equal(to_go, [[100.0, 100.0, 50.0, 50.0]])
     cut = compiled(rewards, np.zeros((1, 4)), mask, **options, bootstrap_value=np.array([30.0]))
-    np.testing.assert_array_equal(cut, [[130.0, 130.0, 80.0, 80.0]])
+    equal(cut, [[130.0, 130.0, 80.0, 80.0]])
 
 
 def test_lambda_one_is_the_return_minus_the_value():
@@ -128,9 +128,9 @@ def test_lambda_one_is_the_return_minus_the_value():
     token_rewards = terminal_rewards(rewards, mask)
     to_go = reward_to_go(token_rewards, mask, gamma=0.9)
     plain = compiled(token_rewards, values, mask, gamma=0.9, lam=1.0)
-    np.testing.assert_allclose(plain, np.where(mask, to_go - values, 0.0), rtol=1e-4, atol=1e-5)
+    close(plain, np.where(mask, to_go - values, 0.0), rtol=1e-4, atol=1e-5)
     returns = compiled_returns(token_rewards, values, mask, gamma=0.9, lam=1.0)
-    np.testing.assert_allclose(returns, to_go, atol=1e-5)
+    close(returns, to_go, atol=1e-5)
 
 
 def test_a_perfect_critic_leaves_no_advantage():
@@ -148,7 +148,7 @@ def test_gaps_cost_nothing():
     dense = gae(rewards, values, np.ones((1, 3), bool), **options)
     spread = [put(np.full((1, 6), np.nan), np.s_[0, tokens], x[0]) for x in (rewards, values)]
     gapped = gae(*spread, mask, **options)
-    np.testing.assert_allclose(gapped[mask], dense[0], rtol=1e-6)
+    close(gapped[mask], dense[0], rtol=1e-6)
     assert not gapped[~mask].any()
 
 

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from cheap import grad, normal, quick, value_and_grad
+from cheap import close, grad, normal, quick, value_and_grad
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -39,11 +39,9 @@ def reference(rewards, where, *, scale, mode, singleton="zero"):
 
 
 def test_worked_numbers():
-    np.testing.assert_allclose(informative_share(REWARDS), 0.5)
-    np.testing.assert_allclose(compiled(REWARDS), [[0.99998, -0.99998], [0, 0]], atol=1e-5)
-    np.testing.assert_allclose(
-        compiled(REWARDS, mode="nonzero_reward"), [[2 / 3, -2 / 3], [0, 0]], rtol=1e-6
-    )
+    close(informative_share(REWARDS), 0.5)
+    close(compiled(REWARDS), [[0.99998, -0.99998], [0, 0]], atol=1e-5)
+    close(compiled(REWARDS, mode="nonzero_reward"), [[2 / 3, -2 / 3], [0, 0]], rtol=1e-6)
 
 
 @quick
@@ -57,12 +55,12 @@ def test_equals_the_float64_reference(rewards, where, scale, mode):
     singleton = "raw" if mode == "nonzero_reward" else "zero"
     out = compiled(rewards, where=where, scale=scale, mode=mode, singleton=singleton)
     expected = reference(rewards, where, scale=scale, mode=mode, singleton=singleton)
-    np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-6)
+    close(out, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_if_all_groups_are_informative_it_is_the_centered_reward():
     rewards = normal(0, (4, 5))
-    np.testing.assert_allclose(compiled(rewards), dr_grpo(rewards), rtol=2e-5)
+    close(compiled(rewards), dr_grpo(rewards), rtol=2e-5)
 
 
 def test_the_gradient_is_that_of_the_informative_groups_alone():
@@ -75,7 +73,7 @@ def test_the_gradient_is_that_of_the_informative_groups_alone():
 
     both = grad(loss)(logp, REWARDS, mask)
     alone = grad(loss)(logp[:1], REWARDS[:1], mask[:1])
-    np.testing.assert_allclose(both[:1], alone, atol=1e-4)
+    close(both[:1], alone, atol=1e-4)
     assert not both[1].any()
 
 
@@ -93,7 +91,7 @@ def test_singletons_and_dropped_groups_are_not_informative():
     rewards = np.array([[1.0, 0.0], [5.0, np.nan], [np.nan, np.nan]])
     where = np.array([[True, True], [True, False], [False, False]])
     assert informative_share(rewards, where=where) == 0.5
-    np.testing.assert_allclose(compiled(rewards, where=where), [[1, -1], [0, 0], [0, 0]], atol=1e-4)
+    close(compiled(rewards, where=where), [[1, -1], [0, 0], [0, 0]], atol=1e-4)
     raw = compiled(rewards, where=where, mode="nonzero_reward", singleton="raw")
-    np.testing.assert_allclose(raw, [[0.75, -0.75], [7.5, 0], [0, 0]], rtol=1e-6)
+    close(raw, [[0.75, -0.75], [7.5, 0], [0, 0]], rtol=1e-6)
     assert informative_share(rewards, where=np.zeros_like(where)) == 0.0

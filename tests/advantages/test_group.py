@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import normal, quick, value_and_grad
+from cheap import close, equal, normal, quick, value_and_grad
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -53,7 +53,7 @@ def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton
 )
 def test_worked_numbers(rewards, options, expected):
     advantages = compiled(np.array(rewards, jnp.float32), **options)
-    np.testing.assert_allclose(advantages, expected, atol=1.2e-6)
+    close(advantages, expected, atol=1.2e-6)
 
 
 def other_baselines(rewards, where, baseline, ddof, eps, singleton, scale="group"):
@@ -101,17 +101,13 @@ def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, sing
     options = {"baseline": baseline, "ddof": ddof, "eps": 1e-4, "singleton": singleton}
     options["scale"] = scale
     got = compiled(np.where(where, rewards, np.nan), where=where, **options)
-    np.testing.assert_allclose(got, other_baselines(rewards, where, **options), atol=2e-6)
+    close(got, other_baselines(rewards, where, **options), atol=2e-6)
 
 
 @for_each(
     ("rewards", "options", "expected"),
     [
-        (
-            [[1, 0], [1, 1]],
-            {"baseline": "batch"},
-            [[0.316228, -0.948683], [0.707107, 0.707107]],
-        ),
+        ([[1, 0], [1, 1]], {"baseline": "batch"}, [[0.316228, -0.948683], [0.707107, 0.707107]]),
         ([[0.1, 0.1, 0.1]] * 3, {"baseline": "batch"}, [[0, 0, 0]] * 3),
         ([[0.1, 0.1, 0.1]] * 3, {"baseline": "batch_leave_one_out"}, [[0, 0, 0]] * 3),
         # Means of the other three: 2/3, 1, 2/3, 2/3; so 1/3, -1, 1/3, 1/3 above them.
@@ -138,7 +134,7 @@ def test_worked_numbers_of_other_baselines(rewards, options, expected):
         return (out * rewards).sum(), out
 
     (_, out), slope = value_and_grad(total, has_aux=True)(np.array(rewards, np.float32))
-    np.testing.assert_allclose(out, expected, atol=3e-6)
+    close(out, expected, atol=3e-6)
     assert np.isfinite(slope).all()
 
 
@@ -154,21 +150,19 @@ def test_equals_the_float64_reference(scale, ddof, singleton):
     options |= {} if scale == "none" else {"ddof": ddof, "eps": 1e-4}
     for where in (some, np.ones_like(some)):
         out = compiled(rewards, where=where, **options)
-        np.testing.assert_allclose(out, reference(rewards, where, **options), rtol=2e-5, atol=2e-6)
+        close(out, reference(rewards, where, **options), rtol=2e-5, atol=2e-6)
 
 
 def test_batch_scale_uses_the_deviation_of_the_raw_rewards():
     # Two groups far apart: the raw deviation sees the distance, the centered one does not.
     rewards = np.array([[0.0, 1.0], [10.0, 11.0]])
     std = np.std([0.0, 1.0, 10.0, 11.0], ddof=1)
-    np.testing.assert_allclose(
-        compiled(rewards, scale="batch")[0], [-0.5 / std, 0.5 / std], rtol=1e-5
-    )
+    close(compiled(rewards, scale="batch")[0], [-0.5 / std, 0.5 / std], rtol=1e-5)
 
 
 def test_batch_scale_gives_every_leading_axis_one_deviation():
     rewards = normal(0, (2, 3, 4))
-    np.testing.assert_allclose(
+    close(
         compiled(rewards, scale="batch").reshape(6, 4),
         compiled(rewards.reshape(6, 4), scale="batch"),
         rtol=1e-6,
@@ -177,28 +171,24 @@ def test_batch_scale_gives_every_leading_axis_one_deviation():
 
 def test_no_scale_is_dr_grpo():
     rewards = normal(1, (4, 5))
-    np.testing.assert_array_equal(grpo(rewards, scale="none"), dr_grpo(rewards))
+    equal(grpo(rewards, scale="none"), dr_grpo(rewards))
 
 
 def test_raw_singleton_counts_the_mean_as_zero_and_the_deviation_as_one():
     rewards, where = np.array([[3.0, 7.0]]), np.array([[True, False]])
     assert grpo(rewards, where=where).tolist() == [[0.0, 0.0]]
-    np.testing.assert_allclose(
-        compiled(rewards, where=where, singleton="raw", eps=0.5), [[2.0, 0.0]], rtol=1e-6
-    )
+    close(compiled(rewards, where=where, singleton="raw", eps=0.5), [[2.0, 0.0]], rtol=1e-6)
 
 
 def test_raw_singletons_of_a_batch_without_spread_are_not_blown_up():
     rewards = np.full((3, 1), 0.1)
-    np.testing.assert_allclose(
-        compiled(rewards, scale="batch", singleton="raw"), np.full((3, 1), 0.1), rtol=1e-5
-    )
+    close(compiled(rewards, scale="batch", singleton="raw"), np.full((3, 1), 0.1), rtol=1e-5)
 
 
 def test_a_tiny_spread_around_a_large_reward_survives_float32():
     # E[x^2] - E[x]^2 would cancel to nothing here; two passes do not.
     rewards = np.array([1000.0, 1000.0, 1000.0, 1000.25])
-    np.testing.assert_allclose(compiled(rewards), [-0.5, -0.5, -0.5, 1.5], atol=1e-4)
+    close(compiled(rewards), [-0.5, -0.5, -0.5, 1.5], atol=1e-4)
 
 
 def test_only_the_batch_scale_communicates_on_a_mesh():
@@ -208,9 +198,7 @@ def test_only_the_batch_scale_communicates_on_a_mesh():
 
     def collectives(scale):
         compiled = jax.jit(lambda r: grpo(r, scale=scale)).lower(rewards).compile()
-        np.testing.assert_allclose(
-            compiled(rewards), grpo(jnp.asarray(np.asarray(rewards)), scale=scale), rtol=1e-5
-        )
+        close(compiled(rewards), grpo(jnp.asarray(np.asarray(rewards)), scale=scale), rtol=1e-5)
         names = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
         return sum(compiled.as_text().count(name) for name in (*names, "collective-broadcast"))
 
@@ -222,7 +210,7 @@ def test_only_the_batch_scale_communicates_on_a_mesh():
 def test_worked_numbers_of_the_others():
     rewards, third = np.array([1.0, 0.0, 0.0, 0.0]), 1.0 / 3.0
     assert dr_grpo(rewards).tolist() == [0.75, -0.25, -0.25, -0.25]
-    np.testing.assert_allclose(rloo(rewards), [1.0, -third, -third, -third], rtol=1e-6)
+    close(rloo(rewards), [1.0, -third, -third, -third], rtol=1e-6)
     # Only the teachers are right: rollouts of the policy get exactly 0, the teachers' 1.
     steered = np.array([False, False, True, True])
     assert grpo_split(np.array([0.0, 0.0, 1.0, 1.0]), steered=steered).tolist() == [0, 0, 1, 1]
@@ -243,15 +231,15 @@ def test_dr_grpo_and_rloo_equal_float64_with_dropped_rollouts():
             kept = np.float64(rewards[p])
             centered[p, g] = kept[g] - kept[where[p]].mean()
             left_out[p, g] = kept[g] - kept[others].mean()
-    np.testing.assert_allclose(dr_grpo(rewards, where=where), centered, atol=1e-6)
-    np.testing.assert_allclose(rloo(rewards, where=where), left_out, atol=1e-6)
+    close(dr_grpo(rewards, where=where), centered, atol=1e-6)
+    close(rloo(rewards, where=where), left_out, atol=1e-6)
 
 
 @for_each("kept", [2, 3, 7])
 def test_dr_grpo_is_rloo_times_n_minus_one_over_n(kept):
     rewards = normal(kept, (3, 7))
     where = np.broadcast_to(np.arange(7) < kept, (3, 7))
-    np.testing.assert_allclose(
+    close(
         dr_grpo(rewards, where=where),
         rloo(rewards, where=where) * (kept - 1) / kept,
         rtol=1e-5,
@@ -261,13 +249,13 @@ def test_dr_grpo_is_rloo_times_n_minus_one_over_n(kept):
 
 def test_dr_grpo_scales_with_the_rewards_where_grpo_does_not():
     rewards = np.array([1.0, 0.0, 0.5, 0.0])
-    np.testing.assert_allclose(dr_grpo(4 * rewards), 4 * dr_grpo(rewards), rtol=1e-6)
-    np.testing.assert_allclose(grpo(4 * rewards), grpo(rewards), rtol=1e-5)
+    close(dr_grpo(4 * rewards), 4 * dr_grpo(rewards), rtol=1e-6)
+    close(grpo(4 * rewards), grpo(rewards), rtol=1e-5)
 
 
 def test_rloo_tends_to_dr_grpo_in_a_large_group():
     rewards = normal(0, (1, 4096))
-    np.testing.assert_allclose(rloo(rewards), dr_grpo(rewards), rtol=1e-3)
+    close(rloo(rewards), dr_grpo(rewards), rtol=1e-3)
 
 
 SHAPE = (3, 4)
@@ -289,17 +277,15 @@ def split_reference(rewards, steered, where):
 def test_grpo_split_against_float64(rewards, steered, where):
     junk = np.where(where, rewards, np.nan)
     out = np.asarray(split(junk, steered=steered, where=where))
-    np.testing.assert_allclose(out, split_reference(rewards, steered, where), atol=1e-5)
-    np.testing.assert_allclose(np.where(~steered, out, 0).sum(-1), 0.0, atol=2e-5)
+    close(out, split_reference(rewards, steered, where), atol=1e-5)
+    close(np.where(~steered, out, 0).sum(-1), 0.0, atol=2e-5)
 
 
 @quick
 @given(rewards=eighths, where=bools)
 def test_grpo_split_without_a_guide_it_is_dr_grpo(rewards, where):
     none = np.zeros(SHAPE, bool)
-    np.testing.assert_array_equal(
-        split(rewards, steered=none, where=where), dr_grpo(rewards, where=where)
-    )
+    equal(split(rewards, steered=none, where=where), dr_grpo(rewards, where=where))
 
 
 @for_each("value", [0.1, 1.1, -3.3])
@@ -307,7 +293,7 @@ def test_grpo_split_rollouts_of_the_policy_that_agree_get_exactly_zero(value):
     rewards = np.array([value, value, value, 2.0])
     out = grpo_split(rewards, steered=np.array([False, False, False, True]))
     assert not np.any(out[:3])
-    np.testing.assert_allclose(out[3], 2.0 - value, rtol=1e-6)
+    close(out[3], 2.0 - value, rtol=1e-6)
 
 
 def test_a_group_of_equal_rewards_has_no_signal_for_the_guide_either():

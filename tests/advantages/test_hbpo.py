@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import close, equal
 from rows import for_each
 
 from jaxrl_llm.advantages import grpo, hbpo
@@ -39,19 +40,17 @@ def reference(rewards, budgets, where, *, weight=1.0, eps=1e-6, singleton="zero"
 
 
 def test_worked_numbers():
-    np.testing.assert_allclose(
-        [ideal(b) for b in BUDGETS], [3.923141, 3.695518, 2.828427, 2.222281], atol=1e-6
-    )
+    close([ideal(b) for b in BUDGETS], [3.923141, 3.695518, 2.828427, 2.222281], atol=1e-6)
     rewards = np.array([3.9231, 0.0, 2.8284, 2.8284])
     budgets = np.array([512.0, 512.0, 2048.0, 2048.0])
     inter = compiled(rewards, budgets=budgets, intra_weight=0.0)
-    np.testing.assert_allclose(inter, [0.910696, -1.427301, 0.258302, 0.258302], atol=1e-5)
+    close(inter, [0.910696, -1.427301, 0.258302, 0.258302], atol=1e-5)
     both = compiled(rewards, budgets=budgets)
-    np.testing.assert_allclose(both, [-1.050895, -3.388892, 0.258275, 0.258275], atol=1e-5)
-    np.testing.assert_allclose(both - inter, [-1.961591, -1.961591, 0.0, 0.0], atol=5e-5)
+    close(both, [-1.050895, -3.388892, 0.258275, 0.258275], atol=1e-5)
+    close(both - inter, [-1.961591, -1.961591, 0.0, 0.0], atol=5e-5)
     # The released code adds the second term twice.
     code = compiled(rewards, budgets=budgets, intra_weight=2.0)
-    np.testing.assert_allclose(code, 2 * both - inter, atol=1e-5)
+    close(code, 2 * both - inter, atol=1e-5)
 
 
 @for_each("singleton", ["zero", "raw"])
@@ -65,25 +64,25 @@ def test_equals_the_float64_reference(singleton, weight):
             rewards, budgets=budgets, where=where, singleton=singleton, intra_weight=weight
         )
         expected = reference(rewards, budgets, where, weight=weight, singleton=singleton)
-        np.testing.assert_allclose(out, expected, atol=2e-5)
+        close(out, expected, atol=2e-5)
         assert out.dtype == jnp.float32
 
 
 def test_equal_rewards_leave_the_distance_from_the_ideal():
     budgets = np.array([512.0, 2048.0])
     out = compiled(np.zeros(2), budgets=budgets)
-    np.testing.assert_allclose(out, [-ideal(512), -ideal(2048)], rtol=1e-6)
+    close(out, [-ideal(512), -ideal(2048)], rtol=1e-6)
 
 
 def test_a_rollout_that_was_told_no_budget_has_an_ideal_of_zero():
     out = compiled(np.ones(2), budgets=np.array([4096.0, 1e9]))
-    np.testing.assert_array_equal(out, [1.0, 1.0])
+    equal(out, [1.0, 1.0])
 
 
 def test_without_the_second_term_it_is_grpo():
     rewards, budgets, where = sample(5)
     out = compiled(rewards, budgets=budgets, where=where, intra_weight=0.0)
-    np.testing.assert_allclose(out, grpo(rewards, where=where), atol=1e-6)
+    close(out, grpo(rewards, where=where), atol=1e-6)
 
 
 def test_budgets_do_not_see_each_other_in_the_second_term():
@@ -95,5 +94,5 @@ def test_budgets_do_not_see_each_other_in_the_second_term():
 
     other = np.where(budgets == 512.0, rewards + 3.0, rewards).astype(np.float32)
     same = budgets != 512.0
-    np.testing.assert_allclose(np.asarray(second(rewards))[same], np.asarray(second(other))[same],
+    close(np.asarray(second(rewards))[same], np.asarray(second(other))[same],
                                atol=1e-5)  # fmt: skip

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import put
+from cheap import close, equal, put
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
@@ -51,8 +51,8 @@ def test_a_rank_knows_no_origin_scale_or_direction():
     moved = (3.0 * hidden @ turn + rng.normal(size=4)).astype(np.float32)
     mask = np.ones(6, bool)
     rank = adv.effective_rank(hidden, mask)
-    np.testing.assert_allclose(adv.effective_rank(moved, mask), rank, rtol=1e-4)
-    np.testing.assert_allclose(rank, numpy_rank(np.float64(hidden)), rtol=1e-4)
+    close(adv.effective_rank(moved, mask), rank, rtol=1e-4)
+    close(rank, numpy_rank(np.float64(hidden)), rtol=1e-4)
     assert 1.0 <= rank <= 4.0
 
 
@@ -69,14 +69,14 @@ def test_growth_equals_float64(dimension):
         )
         for i in range(5):
             expected = numpy_growth(np.float64(hidden[i][mask[i]]), stride, most)
-            np.testing.assert_allclose([x[i] for x in growth], expected, atol=2e-3)
+            close([x[i] for x in growth], expected, atol=2e-3)
 
 
 def test_the_worked_differences():
     """m = 2, 3, 5, 4 gives d = 1, 2.5, 2/3."""
     m = [2.0, 3.0, 5.0, 4.0]
     d = [m[j] - np.mean(m[:j]) for j in (1, 2, 3)]
-    np.testing.assert_allclose([np.mean(d), np.mean(np.diff(d))], [1.388889, -0.166667], atol=1e-6)
+    close([np.mean(d), np.mean(np.diff(d))], [1.388889, -0.166667], atol=1e-6)
     short = adv.rank_growth(np.asarray(CROSS), np.ones(4, bool), stride=2)
     assert float(short.velocity) == float(short.acceleration) == 0.0
 
@@ -85,11 +85,11 @@ def test_the_worked_bonus():
     growth = adv.RankGrowth(np.array(4.0), np.array(1.0), np.array(0.2))
     baseline = adv.RankBaseline(np.array(3.0), np.array(0.5), np.array(0.1), np.array(1))
     bonus = adv.rank_bonus(growth, baseline)
-    np.testing.assert_allclose(bonus, 0.373972, atol=1e-5)
+    close(bonus, 0.373972, atol=1e-5)
     raised = adv.bounded_bonus(
         np.array([1.0, -1.0, 0.2, 0.0]), np.ones((4, 1), bool), bonus=np.full(4, bonus)
     )
-    np.testing.assert_allclose(raised, [1.373972, -0.626028, 0.3, 0.0], atol=1e-5)
+    close(raised, [1.373972, -0.626028, 0.3, 0.0], atol=1e-5)
     nothing = adv.bounded_bonus(np.ones(2), np.ones((2, 1), bool), bonus=-np.ones(2))
     assert nothing.tolist() == [1.0, 1.0]
     assert float(adv.rank_bonus(growth, adv.rank_baseline_init())) == 0.0
@@ -104,7 +104,7 @@ def test_the_baseline_starts_at_the_first_mean_and_moves():
     assert int(adv.rank_baseline_update(state, growth(1.0, np.nan), where=empty).steps) == 0
     state = adv.rank_baseline_update(state, growth(1.0, 3.0, np.nan), where=np.arange(3) < 2)
     state = adv.rank_baseline_update(state, growth(4.0, 4.0))
-    np.testing.assert_allclose(state[:3], [2.6, 0.26, -1.3], rtol=1e-6)
+    close(state[:3], [2.6, 0.26, -1.3], rtol=1e-6)
     assert int(state.steps) == 2
 
 
@@ -120,9 +120,9 @@ def test_rank_shaping_is_the_bounded_bonus_against_the_batches_before():
         out, state = shaping.update(advantages, state, mask=mask, where=where, hidden_rank=ranks)
         bonus = adv.rank_bonus(growth, baseline)
         want = adv.bounded_bonus(advantages, mask, bonus=bonus, where=where, cap=2.0)
-        np.testing.assert_array_equal(out, want)
+        equal(out, want)
         assert bool(np.any(out > advantages)) == (step > 0)
         baseline = adv.rank_baseline_update(baseline, growth, where=where, rate=0.5)
-        jax.tree.map(np.testing.assert_array_equal, state, baseline)
+        jax.tree.map(equal, state, baseline)
     with pytest.raises(ValueError, match="rank_shaping: cap must be at least 1; got 0.5"):
         adv.rank_shaping(cap=0.5)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from cheap import put
+from cheap import close, equal, put
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
@@ -42,10 +42,10 @@ def test_worked_numbers():
         r, v, w, np.zeros((1, 4)), np.array([[True, False, True, False]]), gamma=0.9,
         action_lam=0.8, subgoal_lam=0.5,
     )  # fmt: skip
-    np.testing.assert_allclose(out.action, [[0.1456, 0.105, 0.328, 0.4]], atol=1e-6)
-    np.testing.assert_allclose(out.subgoal, [[0.29675, 0, 0.45, 0]], atol=1e-6)
-    np.testing.assert_allclose(out.switch_returns, [[0.3645, 0.405, 0.9, 1.0]], atol=1e-6)
-    np.testing.assert_allclose(out.subgoal_returns, [[0.54675, 0, 0.9, 0]], atol=1e-6)
+    close(out.action, [[0.1456, 0.105, 0.328, 0.4]], atol=1e-6)
+    close(out.subgoal, [[0.29675, 0, 0.45, 0]], atol=1e-6)
+    close(out.switch_returns, [[0.3645, 0.405, 0.9, 1.0]], atol=1e-6)
+    close(out.subgoal_returns, [[0.54675, 0, 0.9, 0]], atol=1e-6)
     assert out.begins.tolist() == [[True, False, True, False]]
 
 
@@ -63,7 +63,7 @@ def test_equals_the_loop_over_segments():
         expected = loop(*columns, switch[index][keep], truncated[index], *options.values())
         for name, want in expected.items():
             found = np.asarray(getattr(out, name)[index])
-            np.testing.assert_allclose(found[keep], want, atol=2e-5)
+            close(found[keep], want, atol=2e-5)
             assert not found[~keep].any()
 
 
@@ -73,10 +73,10 @@ def test_without_a_switch_it_is_gae_and_with_every_switch_one_step():
     options = {"gamma": 0.9, "action_lam": 0.7}
     none = adv.hae(r, v, w, w, np.zeros((2, 5), bool), **options)
     plain = adv.gae(r, v, np.ones((2, 5), bool), gamma=0.9, lam=0.7)
-    np.testing.assert_allclose(none.action, plain, atol=1e-5)
+    close(none.action, plain, atol=1e-5)
     every = adv.hae(r, v, w, w, np.ones((2, 5), bool), **options)
     after = np.append(w[:, 1:], np.zeros((2, 1)), -1)
-    np.testing.assert_allclose(every.action, r + 0.9 * after - v, atol=1e-5)
+    close(every.action, r + 0.9 * after - v, atol=1e-5)
 
 
 def test_perfect_critics_leave_nothing():
@@ -84,7 +84,7 @@ def test_perfect_critics_leave_nothing():
     v = adv.turn_returns(r, gamma=0.5)
     out = adv.hae(r, v, v, v, np.array([[True, False, True, False]]), gamma=0.5)
     for x in (out.action, out.subgoal, out.switch):
-        np.testing.assert_allclose(x, 0, atol=1e-6)
+        close(x, 0, atol=1e-6)
 
 
 def test_tokens_by_what_they_are_a_part_of():
@@ -106,8 +106,8 @@ def test_tokens_by_what_they_are_a_part_of():
         for b, t in zip(*np.nonzero(mask & (roles == role)), strict=True):
             if turns[b, ids[b, t]]:
                 expected[b, t], keep[b, t] = x[b, ids[b, t]], True
-    np.testing.assert_allclose(out.advantages, expected, atol=1e-4)
-    np.testing.assert_array_equal(out.keep, keep)
+    close(out.advantages, expected, atol=1e-4)
+    equal(out.keep, keep)
     plain = adv.hae_tokens(credit, mask, turn_ids=ids, roles=roles, normalize=False)
     assert float(plain.advantages[0, 2]) == pytest.approx(float(credit.action[0, 0]))
 
@@ -130,7 +130,7 @@ def test_the_price_of_keeping_a_subgoal():
     switches = np.zeros((2, 4), bool)
     # Three turns keep; the last writes another subgoal than the one before. One turn pays nothing.
     out = adv.hiper_rewards(rewards, switches=switches, subgoal_ids=ids, turn_where=where)
-    np.testing.assert_allclose(out, [[-0.1, 0.4, 0, 0.6], [2, 0, 0, 0]], atol=1e-6)
+    close(out, [[-0.1, 0.4, 0, 0.6], [2, 0, 0, 0]], atol=1e-6)
     options = {"keep_penalty": 0.5, "per": "turn", "change_penalty": 0.0}
     out = adv.hiper_rewards(
         rewards,
@@ -139,13 +139,13 @@ def test_the_price_of_keeping_a_subgoal():
         turn_where=where,
         **options,
     )
-    np.testing.assert_allclose(out, [[-0.5, 0.5, 0, 0.5], [1.5, 0, 0, 0]], atol=1e-6)
+    close(out, [[-0.5, 0.5, 0, 0.5], [1.5, 0, 0, 0]], atol=1e-6)
     # A turn that switches may write what it likes, and so may one behind a turn without a subgoal.
     some = {"turn_where": where, "keep_penalty": 0.0}
     for changed in ({"switches": ~switches, "subgoal_ids": ids}, {"switches": switches,
                     "subgoal_ids": put(ids, np.s_[0, 1], -1)}):  # fmt: skip
         out = adv.hiper_rewards(rewards, **changed, **some)
-        np.testing.assert_allclose(out, np.where(where, rewards, 0))
+        close(out, np.where(where, rewards, 0))
 
 
 # Tokens of two turns: a switch, a subgoal, an action; then an action alone, an observation before.
@@ -182,14 +182,14 @@ def test_values_at_tokens_are_those_of_turns():
     wanted = adv.hae_tokens(of_turns, MASK, turn_ids=IDS, roles=ROLES)
     taken = TURNS | {"switches": switches, "truncated": np.array([True])}
     out = adv.hiper(rewards, values, MASK, **taken, **options)
-    np.testing.assert_allclose(out, wanted.advantages, atol=1e-6)
-    np.testing.assert_array_equal(adv.hiper_tokens(MASK, switches=switches, **TURNS), wanted.keep)
+    close(out, wanted.advantages, atol=1e-6)
+    equal(adv.hiper_tokens(MASK, switches=switches, **TURNS), wanted.keep)
     returns = adv.hiper_returns(rewards, values, MASK, **taken, **options)
     expected = np.zeros((7, 3))
     expected[[2, 5], 0] = of_turns.action_returns[0]
     expected[[0, 5], 1] = of_turns.subgoal_returns[0]
     expected[[0, 5], 2] = of_turns.switch_returns[0]
-    np.testing.assert_allclose(returns[0], expected, atol=1e-6)
+    close(returns[0], expected, atol=1e-6)
 
 
 def test_bad_input():

@@ -2,16 +2,10 @@
 
 import jax
 import numpy as np
-from cheap import value_and_grad
+from cheap import close, equal, value_and_grad
 from rows import for_each
 
-from jaxrl_llm.advantages import (
-    adhint,
-    grpo,
-    grpo_imitating,
-    hint_consistency,
-    hint_preservation,
-)
+from jaxrl_llm.advantages import adhint, grpo, grpo_imitating, hint_consistency, hint_preservation
 from jaxrl_llm.core import traits_of
 
 compiled = jax.jit(adhint)
@@ -45,16 +39,16 @@ def test_equals_the_reference():
         rewards, hinted, where = arrays(seed)
         junk = np.where(where, rewards, np.nan).astype(np.float32)
         ours = compiled(junk, hinted=hinted, where=where)
-        np.testing.assert_allclose(ours, reference(rewards, hinted, where), atol=2e-5)
+        close(ours, reference(rewards, hinted, where), atol=2e-5)
 
 
 def test_without_a_difference_it_is_grpo():
     rewards, hinted, _ = arrays()
     plain = grpo(rewards, eps=1e-6)
-    np.testing.assert_allclose(adhint(rewards, hinted=hinted, kappa=0.0), plain, atol=1e-6)
+    close(adhint(rewards, hinted=hinted, kappa=0.0), plain, atol=1e-6)
     none = np.zeros_like(hinted)
-    np.testing.assert_allclose(compiled(rewards, hinted=none), plain, atol=1e-6)
-    np.testing.assert_allclose(compiled(rewards, hinted=~none), plain, atol=1e-6)
+    close(compiled(rewards, hinted=none), plain, atol=1e-6)
+    close(compiled(rewards, hinted=~none), plain, atol=1e-6)
 
 
 def test_a_hint_that_helps_weighs_the_exceptions():
@@ -65,7 +59,7 @@ def test_a_hint_that_helps_weighs_the_exceptions():
     ours, plain = compiled(rewards, hinted=hinted), grpo(rewards)
     grown = np.abs(ours) > np.abs(plain)
     assert grown.tolist() == [True, False, False, True, False]  # D = 2/3 - 1/2 > 0
-    np.testing.assert_array_equal(np.sign(ours), np.sign(plain))
+    equal(np.sign(ours), np.sign(plain))
 
 
 def test_members_of_a_group_may_be_permuted():
@@ -73,7 +67,7 @@ def test_members_of_a_group_may_be_permuted():
     order = np.random.default_rng(1).permutation(6)
     ours = compiled(rewards, hinted=hinted, where=where)
     moved = compiled(rewards[:, order], hinted=hinted[:, order], where=where[:, order])
-    np.testing.assert_allclose(moved, ours[:, order], atol=1e-6)
+    close(moved, ours[:, order], atol=1e-6)
 
 
 def test_hint_tokens_count_by_their_consistency():
@@ -81,9 +75,9 @@ def test_hint_tokens_count_by_their_consistency():
     hint = np.array([[True, True, False, False, False]])
     entropy = np.array([[1.2, 0.1, 0.3, 0.5, np.nan]])
     shaped = jax.jit(hint_consistency)(np.array([3.0]), mask, hint_mask=hint, old_entropy=entropy)
-    np.testing.assert_allclose(shaped, [[1.0, 0.75, 3.0, 3.0, 0.0]], rtol=1e-6)
+    close(shaped, [[1.0, 0.75, 3.0, 3.0, 0.0]], rtol=1e-6)
     silent = hint_consistency(np.array([3.0]), mask, hint_mask=hint, old_entropy=0.0 * mask)
-    np.testing.assert_array_equal(silent, [[0.0, 0.0, 3.0, 3.0, 0.0]])
+    equal(silent, [[0.0, 0.0, 3.0, 3.0, 0.0]])
 
 
 def test_a_failed_rollout_does_not_blame_its_hint():
@@ -106,5 +100,5 @@ def test_rewards_of_imitated_responses_are_not_read(junk):
     clean, read = (np.array([1.0, 0.0, x, x]) for x in (0.0, junk))
     (_, expected), slope = value_and_grad(total, has_aux=True)(clean)
     (_, found), found_slope = value_and_grad(total, has_aux=True)(read)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(found_slope, slope)
+    equal(found, expected)
+    equal(found_slope, slope)

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from cheap import value_and_grad
+from cheap import close, value_and_grad
 from rows import for_each
 
 from jaxrl_llm.advantages import implicit_turn_rewards, oprl, prime, rloo, two_level
@@ -32,8 +32,8 @@ def test_rewards_of_turns_add_up_to_the_log_ratio():
     ours = implicit(*junk, mask, turn_ids=turn_ids, turns=K, beta=0.5)
     ratio = np.where(mask, np.float64(prm) - old, 0.0)
     expected = np.stack([0.5 * (ratio * (turn_ids == k)).sum(-1) for k in range(K)], -1)
-    np.testing.assert_allclose(ours, expected, atol=1e-5)
-    np.testing.assert_allclose(np.sum(ours, -1), 0.5 * ratio.sum(-1), atol=1e-5)
+    close(ours, expected, atol=1e-5)
+    close(np.sum(ours, -1), 0.5 * ratio.sum(-1), atol=1e-5)
     same = implicit(prm, prm, mask, turn_ids=turn_ids, turns=K)
     assert not np.asarray(same).any()
 
@@ -72,13 +72,13 @@ def test_two_levels_equal_a_table_of_steps(base):
         expected = np.zeros((G, K))
         for (g, k), a in zip(steps, of_steps, strict=True):
             expected[g, k] = outcome[g] + 0.7 * a
-        np.testing.assert_allclose(ours[p], expected, atol=2e-4)
+        close(ours[p], expected, atol=2e-4)
 
 
 def test_worked_numbers_and_the_base_algorithm():
     rewards, none = np.array([1.0, 0.0, 0.0]), np.zeros((3, 2))
     ours = levels(rewards, turn_rewards=none)
-    np.testing.assert_allclose(ours, np.repeat([[1.0], [-0.5], [-0.5]], 2, axis=1), rtol=1e-6)
+    close(ours, np.repeat([[1.0], [-0.5], [-0.5]], 2, axis=1), rtol=1e-6)
     prm, old, mask, turn_ids, rewards, where = arrays(2)
     turn_where = np.ones((P, G, K), bool)
     without = oprl(
@@ -90,7 +90,7 @@ def test_worked_numbers_and_the_base_algorithm():
         turn_where=turn_where,
         alpha=0.0,
     )
-    np.testing.assert_allclose(without, np.repeat(rloo(rewards)[..., None], K, -1), atol=1e-6)
+    close(without, np.repeat(rloo(rewards)[..., None], K, -1), atol=1e-6)
 
 
 @for_each("mean", [False, True])
@@ -114,12 +114,12 @@ def test_the_loss_is_the_mean_over_all_pairs_of_the_batch(mean):
                 losses.append(np.logaddexp(0, -0.3 * (q[p, w] - q[p, l])))
                 raised[p, w], raised[p, l] = 1, -1
     assert losses
-    np.testing.assert_allclose(value, np.mean(losses), rtol=1e-5)
+    close(value, np.mean(losses), rtol=1e-5)
     # It raises the log-probabilities of the better and lowers those of the worse.
     assert (np.sign(-np.asarray(gradient))[mask] == np.repeat(raised[..., None], T, -1)[mask]).all()
     assert not np.asarray(gradient)[~mask].any()
     equal = loss_of(prm, prm, mask, rewards, **options)
-    np.testing.assert_allclose(equal, np.log(2), rtol=1e-6)
+    close(equal, np.log(2), rtol=1e-6)
     assert float(loss_of(prm, old, mask, np.ones((P, G)), **options)) == 0.0
 
 
@@ -160,7 +160,7 @@ def test_process_rewards_of_tokens_join_the_outcome(normalize):
         where=where,
         **options,
     )
-    np.testing.assert_allclose(ours, expected, atol=2e-5)
+    close(ours, expected, atol=2e-5)
     assert np.any(expected[1:]) and not np.any(expected[0])
 
 
@@ -168,14 +168,14 @@ def test_a_reward_model_that_is_its_reference_leaves_the_outcome():
     prm, _, mask, _, rewards, where = arrays(6)
     ours = of_tokens(rewards, prm_logp=prm, ref_logp=prm, mask=mask, where=where)
     outcome = np.asarray(rloo(rewards, where=where))[..., None] * mask
-    np.testing.assert_allclose(ours, outcome, atol=1e-6)
+    close(ours, outcome, atol=1e-6)
     assert np.any(outcome)
     # What the last token says has no reward: the outcome is there.
     last = np.zeros_like(mask)
     for p, g in np.ndindex(P, G):
         last[p, g, np.flatnonzero(mask[p, g])[-1]] = True
     same = of_tokens(rewards, prm_logp=prm + 9.0 * last, ref_logp=prm, mask=mask, where=where)
-    np.testing.assert_allclose(same, outcome, atol=1e-6)
+    close(same, outcome, atol=1e-6)
     other = of_tokens(rewards, prm_logp=prm + 9.0 * ~last, ref_logp=prm, mask=mask, where=where)
     assert np.abs(np.asarray(other) - outcome).max() > 0.1
 
@@ -184,7 +184,7 @@ def test_normalized_process_rewards_have_no_scale():
     prm, ref, mask, _, rewards, where = arrays(7)
     given = {"prm_logp": prm, "ref_logp": ref, "mask": mask, "where": where}
     one, ten = (of_tokens(rewards, beta=beta, **given) for beta in (1.0, 10.0))
-    np.testing.assert_allclose(one, ten, atol=1e-4)
+    close(one, ten, atol=1e-4)
     plain = [of_tokens(rewards, beta=beta, normalize=False, **given) for beta in (1.0, 10.0)]
     assert np.abs(np.subtract(*plain)).max() > 1.0
 
@@ -205,9 +205,9 @@ def test_the_cross_entropy_is_that_of_each_outcome(frozen):
     q = 0.4 * np.where(mask, np.float64(prm) - base, 0.0).sum(-1)
     right = 1 / (1 + np.exp(-q))
     each = -(rewards * np.log(right) + (1 - rewards) * np.log(1 - right))
-    np.testing.assert_allclose(value, each[there].mean(), rtol=1e-5)
+    close(value, each[there].mean(), rtol=1e-5)
     expected = 0.4 * (right - rewards)[..., None] * (mask & there[..., None]) / there.sum()
-    np.testing.assert_allclose(gradients[0], expected, atol=1e-6)
+    close(gradients[0], expected, atol=1e-6)
     assert not np.any(gradients[1])
     # Parts of a batch add up with the count of all.
     parts = [
@@ -223,6 +223,6 @@ def test_the_cross_entropy_is_that_of_each_outcome(frozen):
         )
         for i in range(P)
     ]
-    np.testing.assert_allclose(sum(parts), value, rtol=1e-5)
+    close(sum(parts), value, rtol=1e-5)
     nothing = np.zeros_like(where)
     assert float(outcome_cross_entropy(prm, old, mask, rewards, where=nothing)) == 0.0

@@ -12,6 +12,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import close, equal
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
@@ -228,7 +229,7 @@ def test_laws(name):
     # What is not read.
     for junk in (1e4, np.nan, np.inf, -np.inf):
         dirty = {k: np.where(read[k], x, np.float32(junk)) for k, x in floats.items()}
-        jax.tree.map(np.testing.assert_array_equal, run(dirty, others), ((total, out), slope))
+        jax.tree.map(equal, run(dirty, others), ((total, out), slope))
     for key, gradient in slope.items():
         assert np.isfinite(gradient).all() and not gradient[~read[key]].any(), key
     like = {2: "rewards", 3: "turn_rewards" if out.shape[-1] == TURNS else "values"}[out.ndim]
@@ -243,17 +244,17 @@ def test_laws(name):
     moved = (np.float64(ends[0]) - np.float64(ends[1])) / 2
     weights = np.cos(np.arange(out.size)).reshape(out.shape)
     expected = sum((np.float64(slope[k]) * step[k]).sum() for k in slope)
-    np.testing.assert_allclose((weights * moved).sum(), expected, rtol=3e-2, atol=2e-5)
+    close((weights * moved).sum(), expected, rtol=3e-2, atol=2e-5)
     # Orders.
     for order in (np.ix_([2, 0, 1], range(ROLLOUTS)), np.ix_(range(PROMPTS), [2, 0, 3, 1])):
         again = {k: x[order] if x.ndim > 1 else x[order[0][:, 0]] for k, x in batch.items()}
         found = run(*split(again, names))[0][1]
-        np.testing.assert_allclose(found, out[order], rtol=1e-4, atol=1e-5)
+        close(found, out[order], rtol=1e-4, atol=1e-5)
     # Other groups.
     if name in OF_GROUPS:
         first = {k: np.concatenate([x[:1] * 3 + 1, x[1:]]) for k, x in floats.items()}
         found = run({k: np.float32(x) for k, x in first.items()}, others)[0][1]
-        np.testing.assert_allclose(found[1:], out[1:], rtol=1e-5, atol=1e-6)
+        close(found[1:], out[1:], rtol=1e-5, atol=1e-6)
     # Equal rewards have no gradient that is none.
     flat = {k: np.full_like(x, 0.1) if "rewards" in k else x for k, x in floats.items()}
     for key, gradient in run(flat, others)[1].items():
@@ -269,7 +270,7 @@ def test_laws(name):
     found = jax.jit(lambda x: ALL[name](types.SimpleNamespace(**x, **others)))(half)
     assert found.dtype == jnp.float32
     expected = run({k: x.astype(np.float32) for k, x in half.items()}, others)[0][1]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    close(found, expected, rtol=1e-5, atol=1e-5)
     # Axes without elements.
     for shape in ((0, ROLLOUTS), (PROMPTS, 0), (PROMPTS, 1)):
         empty = types.SimpleNamespace(**arrays(0, *shape))

@@ -4,7 +4,7 @@ import math
 
 import jax
 import numpy as np
-from cheap import quick
+from cheap import close, equal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -42,8 +42,8 @@ def by_rows(function, rewards, where):
 
 
 def test_worked_numbers():
-    np.testing.assert_allclose(maxrl(np.array([1.0, 0, 0, 0])), [3, -1, -1, -1], atol=2e-5)
-    np.testing.assert_allclose(maxrl(np.array([1.0, 1, 0, 0])), [1, 1, -1, -1], atol=2e-5)
+    close(maxrl(np.array([1.0, 0, 0, 0])), [3, -1, -1, -1], atol=2e-5)
+    close(maxrl(np.array([1.0, 1, 0, 0])), [1, 1, -1, -1], atol=2e-5)
     for c, order, right, wrong in [
         (1, 1, 0.25, 0.0),
         (1, 2, 0.25, -0.166667),
@@ -51,7 +51,7 @@ def test_worked_numbers():
         (0, 4, 0.25, -0.75),
     ]:
         got = maclaurin_weights(np.array(c), np.array(4), order=order)
-        np.testing.assert_allclose(got, [right, wrong], atol=1e-6)
+        close(got, [right, wrong], atol=1e-6)
 
 
 @for_each("scale", ["mean", "root"])
@@ -60,8 +60,8 @@ def test_worked_numbers():
 def test_maxrl_equals_float64(scale, rewards, where):
     got = compiled(rewards, where=where, scale=scale)
     expected = by_rows(lambda r: ref_maxrl(r, scale), rewards, where)
-    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose(got.sum(-1), 0.0, atol=2e-5)
+    close(got, expected, rtol=2e-5, atol=2e-6)
+    close(got.sum(-1), 0.0, atol=2e-5)
 
 
 @for_each("order", [1, 2, 3, 5, 9])
@@ -70,7 +70,7 @@ def test_maxrl_equals_float64(scale, rewards, where):
 def test_the_series_equals_float64(order, rewards, where):
     got = series(rewards, where=where, order=order)
     expected = by_rows(lambda r: ref_maclaurin(r, order), rewards, where)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @quick
@@ -80,19 +80,17 @@ def test_relations_to_the_others(rewards):
     varied = (mean > 0) & (mean < 1)
     safe = np.where(varied, mean, 0.5)
     out = compiled(rewards)
-    np.testing.assert_allclose(
-        out, np.where(varied, dr_grpo(rewards) / safe, 0.0), rtol=1e-4, atol=1e-5
-    )
+    close(out, np.where(varied, dr_grpo(rewards) / safe, 0.0), rtol=1e-4, atol=1e-5)
     ratio = np.sqrt((1 - safe) / safe)
-    np.testing.assert_allclose(out, grpo(rewards, ddof=0) * ratio, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(np.asarray(out)[(rewards == 0) & varied], -1.0, rtol=1e-4, atol=1e-4)
+    close(out, grpo(rewards, ddof=0) * ratio, rtol=1e-4, atol=1e-5)
+    close(np.asarray(out)[(rewards == 0) & varied], -1.0, rtol=1e-4, atol=1e-4)
 
 
 def test_order_one_is_the_reward_itself_and_all_wrong_is_not_nothing():
     rewards = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    np.testing.assert_array_equal(maclaurin(rewards, order=1), rewards)
-    np.testing.assert_allclose(maclaurin(rewards, order=2)[1], -1.0)
-    np.testing.assert_allclose(maclaurin(rewards, order=7)[1], -2.0)
+    equal(maclaurin(rewards, order=1), rewards)
+    close(maclaurin(rewards, order=2)[1], -1.0)
+    close(maclaurin(rewards, order=7)[1], -2.0)
 
 
 @for_each("scale", ["mean", "root"])

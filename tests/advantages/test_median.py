@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from cheap import put, quick
+from cheap import close, equal, put, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -52,7 +52,7 @@ def reference(rewards, where, scale="mad", eps=1e-3, rescale_nonzero=False):
 )
 def test_worked_numbers(rewards, expected, at):
     rewards = np.array(rewards)
-    np.testing.assert_allclose(mc_grpo(rewards), expected, rtol=1e-6, atol=1e-6)
+    close(mc_grpo(rewards), expected, rtol=1e-6, atol=1e-6)
     assert np.flatnonzero(mc_grpo_pivot(rewards)).tolist() == [at]
 
 
@@ -62,7 +62,7 @@ def test_worked_numbers(rewards, expected, at):
 @given(rewards=eighths, where=kept)
 def test_equals_the_float64_reference(scale, rescale, rewards, where):
     options = {"scale": scale, "rescale_nonzero": rescale}
-    np.testing.assert_allclose(
+    close(
         compiled(rewards, where=where, **options),
         reference(rewards, where, **options),
         rtol=2e-5,
@@ -87,9 +87,7 @@ def test_one_pivot_a_group_with_advantage_zero(rewards, where):
 @given(rewards=eighths, where=kept, shift=st.integers(-16, 16))
 def test_ignores_a_shift_and_has_half_on_either_side(rewards, where, shift):
     out = np.asarray(compiled(rewards, where=where))
-    np.testing.assert_allclose(
-        compiled(rewards + np.float32(shift), where=where), out, rtol=1e-4, atol=1e-4
-    )
+    close(compiled(rewards + np.float32(shift), where=where), out, rtol=1e-4, atol=1e-4)
     count = where.sum(-1)
     assert ((out < 0).sum(-1) <= count / 2).all()
     assert ((out > 0).sum(-1) <= count / 2).all()
@@ -99,14 +97,14 @@ def test_an_outlier_above_the_median_moves_neither_median_nor_the_others():
     rewards = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
     before = mc_grpo(rewards)
     after = mc_grpo(put(rewards, 4, 1e4))
-    np.testing.assert_array_equal(before[:4], after[:4])
+    equal(before[:4], after[:4])
     assert after[4] > 1e4
 
 
 def test_rescaling_makes_up_for_the_rollouts_without_advantage():
     rewards = np.array([0.0, 0.0, 0.0, 1.0])
     plain = mc_grpo(rewards, scale="none")
-    np.testing.assert_allclose(mc_grpo(rewards, scale="none", rescale_nonzero=True), 4 * plain)
+    close(mc_grpo(rewards, scale="none", rescale_nonzero=True), 4 * plain)
     assert not mc_grpo(np.full(4, 0.1), rescale_nonzero=True).any()
 
 
@@ -115,7 +113,7 @@ def test_the_pivot_is_one_of_the_kept():
     clean = np.random.default_rng(0).normal(size=SHAPE)
     expected = pivot(np.where(where, clean, 1e4), where=where)
     for junk in (np.nan, np.inf, -np.inf):
-        np.testing.assert_array_equal(pivot(np.where(where, clean, junk), where=where), expected)
+        equal(pivot(np.where(where, clean, junk), where=where), expected)
     assert mc_grpo_pivot(np.zeros((4, 0))).shape == (4, 0)
 
 
@@ -127,7 +125,7 @@ def test_keep_drops_the_tokens_of_the_pivot_and_nothing_else():
     keep = mc_grpo_keep(mc_grpo(rewards, where=where), mask, rewards=rewards, where=where)
     expected = np.array(mask)
     expected[0, 1] = expected[1, 0] = False
-    np.testing.assert_array_equal(keep, expected)
+    equal(keep, expected)
 
 
 def test_with_a_key_the_pivot_is_drawn_among_equals():
@@ -140,9 +138,9 @@ def test_with_a_key_the_pivot_is_drawn_among_equals():
     assert (draws.sum(-1) == 1).all()
     share = draws.mean(0)
     expected = np.array([[0, 1, 1, 1, 0], [0, 1, 1, 0, 1], [0, 0, 3, 0, 0]]) / 3
-    np.testing.assert_allclose(share, expected, atol=0.06)
+    close(share, expected, atol=0.06)
     mask, key = np.ones((3, 5, 2), bool), jax.random.key(1)
-    np.testing.assert_array_equal(
+    equal(
         mc_grpo_keep(rewards, mask, rewards=rewards, where=where, key=key)[..., 0],
         ~mc_grpo_pivot(rewards, where=where, key=key),
     )

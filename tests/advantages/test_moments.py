@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import quick
+from cheap import close, equal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from rows import for_each
@@ -28,9 +28,9 @@ def values(moments):
 
 def test_worked_numbers():
     moments = update(FIRST, np.array([1.0, 3.0]))
-    np.testing.assert_allclose(values(moments), [2.0, 1.0, 1.414214, 2.0], atol=1e-6)
+    close(values(moments), [2.0, 1.0, 1.414214, 2.0], atol=1e-6)
     moments = update(moments, np.array([2.0, 6.0]))
-    np.testing.assert_allclose(values(moments), [3.0, 3.5, 2.160247, 4.0], atol=1e-6)
+    close(values(moments), [3.0, 3.5, 2.160247, 4.0], atol=1e-6)
 
 
 @quick
@@ -53,8 +53,8 @@ def test_it_is_as_if_all_scores_had_been_there_at_once(batches):
     if not seen:
         assert values(moments) == [0.0, 1.0, 1.0, 0.0]
         return
-    np.testing.assert_allclose(moments.mean, np.mean(seen), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(moments.var, np.var(seen), rtol=1e-3, atol=1e-3)
+    close(moments.mean, np.mean(seen), rtol=1e-4, atol=1e-4)
+    close(moments.var, np.var(seen), rtol=1e-3, atol=1e-3)
     assert moments.count == len(seen)
 
 
@@ -68,7 +68,7 @@ def test_scores_are_scaled_by_moments_that_include_the_present_batch(center, cli
         seen += np.ravel(scores).tolist()
         expected = (np.array(scores) - center * np.mean(seen)) / np.std(seen, ddof=1)
         expected = expected if clip is None else np.clip(expected, -clip, clip)
-        np.testing.assert_allclose(scaled, expected, rtol=1e-5)
+        close(scaled, expected, rtol=1e-5)
 
 
 @for_each("batches", [[[5.0]], [[0.1, 0.1, 0.1]] * 3, [[1000.1] * 7, [1000.1] * 3]])
@@ -77,7 +77,7 @@ def test_without_a_deviation_it_divides_by_one(batches):
     state = scaler.init()
     for scores in batches:
         scaled, state = scaler.update(np.array(scores), state)
-        np.testing.assert_array_equal(scaled, np.float32(scores))
+        equal(scaled, np.float32(scores))
 
 
 def test_dropped_scores_count_in_nothing():
@@ -85,7 +85,7 @@ def test_dropped_scores_count_in_nothing():
     expected = scaler.update(np.array([1.0, 3.0]), scaler.init())
     for junk in (1e4, np.nan, np.inf):
         scaled, state = scaler.update(np.array([1.0, junk, 3.0]), scaler.init(), where=where)
-        np.testing.assert_array_equal(scaled[np.array([0, 2])], expected[0])
+        equal(scaled[np.array([0, 2])], expected[0])
         assert scaled[1] == 0.0
         assert values(state) == values(expected[1])
     none, state = scaler.update(np.array([np.nan]), expected[1], where=np.array([False]))
@@ -101,7 +101,7 @@ def test_in_a_chain_under_jit_with_a_state_of_arrays():
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
     assert len(set(pointers)) == len(pointers)  # a train step donates them
     advantages, state = step(np.array([[1.0, 3.0]], jnp.bfloat16), state)
-    np.testing.assert_allclose(advantages, [[-np.sqrt(0.5), np.sqrt(0.5)]], rtol=1e-6)
+    close(advantages, [[-np.sqrt(0.5), np.sqrt(0.5)]], rtol=1e-6)
     assert advantages.dtype == jnp.float32
     assert isinstance(state[0], RunningMoments)
 
@@ -122,8 +122,6 @@ def test_the_controller_and_the_scaling_make_the_scaler(clip):
         std, other = controller.update(scores, other, where=where, mask=None)
         spread = np.broadcast_to(std, (2, 1, 1))
         for value in (std, spread):
-            np.testing.assert_array_equal(
-                scale_scores(scores, score_std=value, where=where, clip=clip), scaled
-            )
+            equal(scale_scores(scores, score_std=value, where=where, clip=clip), scaled)
     assert values(state) == values(other)
     assert score_deviation() == score_deviation()

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from cheap import close
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
@@ -31,7 +32,7 @@ def rows(mask, *arrays, bootstrap):
 
 def check(out, mask, make, arrays, bootstrap):
     for index, keep, last, columns in rows(mask, *arrays, bootstrap=bootstrap):
-        np.testing.assert_allclose(np.asarray(out)[index][keep], make(last, *columns), rtol=2e-5,
+        close(np.asarray(out)[index][keep], make(last, *columns), rtol=2e-5,
                                    atol=2e-5)  # fmt: skip
         assert not np.asarray(out)[index][~keep].any()
 
@@ -120,7 +121,7 @@ def test_weighed_errors_are_vtrace_without_bounds():
     options = {**logps, "gamma": 0.9, "lam": 0.8}
     errors = adv.corrected_td_errors(rewards, values, mask, **options)
     returns = adv.vtrace_returns(rewards, values, mask, **options, clip_rho=None, clip_trace=None)
-    np.testing.assert_allclose(errors, np.where(mask, returns - values, 0), rtol=1e-4, atol=1e-4)
+    close(errors, np.where(mask, returns - values, 0), rtol=1e-4, atol=1e-4)
 
 
 def test_on_policy_all_of_them_are_gae():
@@ -130,19 +131,15 @@ def test_on_policy_all_of_them_are_gae():
     plain = adv.gae(rewards, values, mask, **options)
     returns = adv.gae_returns(rewards, values, mask, **options)
     near = {"rtol": 1e-4, "atol": 1e-5}
-    np.testing.assert_allclose(
-        adv.vtrace_returns(rewards, values, mask, **same, **options), returns, **near
-    )
-    np.testing.assert_allclose(
-        adv.corrected_td_errors(rewards, values, mask, **same, **options), plain, **near
-    )
+    close(adv.vtrace_returns(rewards, values, mask, **same, **options), returns, **near)
+    close(adv.corrected_td_errors(rewards, values, mask, **same, **options), plain, **near)
     found = adv.retrace_returns(rewards, values, mask, action_values=values, **same, **options)
-    np.testing.assert_allclose(found, returns, **near)
+    close(found, returns, **near)
     one = adv.vtrace(rewards, values, mask, **same, gamma=0.9, lam=1.0)
     full = adv.gae(rewards, values, mask, gamma=0.9, lam=1.0)
-    np.testing.assert_allclose(one, full, **near)
+    close(one, full, **near)
     steps = adv.n_step_returns(rewards, values, mask, n=7, gamma=0.9)
-    np.testing.assert_allclose(steps, np.where(mask, full + values, 0), **near)
+    close(steps, np.where(mask, full + values, 0), **near)
 
 
 def test_turns_take_the_place_of_tokens():
@@ -158,7 +155,7 @@ def test_turns_take_the_place_of_tokens():
     rho = np.exp([0.2, -0.2])
     e1 = min(1, rho[1]) * (1 - 0.25)
     e0 = min(1, rho[0]) * (0.9 * 0.25 - 0.5) + 0.9 * min(1, rho[0]) * e1
-    np.testing.assert_allclose(out, [[0.5 + e0, 0.25 + e1]], rtol=1e-5)
+    close(out, [[0.5 + e0, 0.25 + e1]], rtol=1e-5)
 
 
 X, MASK = np.ones((2, 3)), np.ones((2, 3), bool)

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from cheap import quick
+from cheap import close, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -33,7 +33,7 @@ def reference(rewards, lengths, where, singleton="zero"):
 def test_worked_numbers():
     mask = of_lengths([10, 20, 30, 40], 40)
     out = compiled(np.array([1.0, 0.0, 1.0, 0.0]), mask)
-    np.testing.assert_allclose(out, [0.6, -0.4, 0.6, -0.4], atol=1e-6)
+    close(out, [0.6, -0.4, 0.6, -0.4], atol=1e-6)
 
 
 @quick
@@ -42,31 +42,31 @@ def test_equals_the_float64_reference(rewards, lengths, where):
     for singleton in ("zero", "raw"):
         out = compiled(rewards, of_lengths(lengths), where=where, singleton=singleton)
         expected = reference(rewards, lengths, where, singleton)
-        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=2e-6)
+        close(out, expected, rtol=1e-5, atol=2e-6)
 
 
 @quick
 @given(rewards=eighths, lengths=lengths_of, where=kept, shift=st.integers(-16, 16))
 def test_weighted_sum_is_zero_and_a_shift_changes_nothing(rewards, lengths, where, shift):
     out = np.asarray(compiled(rewards, of_lengths(lengths), where=where))
-    np.testing.assert_allclose((lengths * out).sum(-1), 0.0, atol=2e-4)
+    close((lengths * out).sum(-1), 0.0, atol=2e-4)
     moved = compiled(rewards + np.float32(shift), of_lengths(lengths), where=where)
-    np.testing.assert_allclose(moved, out, atol=1e-5)
+    close(moved, out, atol=1e-5)
 
 
 @quick
 @given(rewards=eighths, where=kept)
 def test_equal_lengths_are_dr_grpo(rewards, where):
     out = compiled(rewards, of_lengths(np.full((3, 4), 5)), where=where)
-    np.testing.assert_allclose(out, dr_grpo(rewards, where=where), rtol=1e-5, atol=1e-5)
+    close(out, dr_grpo(rewards, where=where), rtol=1e-5, atol=1e-5)
 
 
 def test_a_common_reward_costs_no_digits():
     rewards = np.array([1000.0, 1000.0, 1000.25, 1000.0])
     out = compiled(rewards, of_lengths([1, 2, 3, 4]))
-    np.testing.assert_allclose(out, [-0.075, -0.075, 0.175, -0.075], atol=1e-6)
+    close(out, [-0.075, -0.075, 0.175, -0.075], atol=1e-6)
 
 
 def test_without_tokens_the_mean_serves():
     out = compiled(np.array([1.0, 0.0]), np.zeros((2, 6), bool))
-    np.testing.assert_allclose(out, [0.5, -0.5])
+    close(out, [0.5, -0.5])

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import value_and_grad
+from cheap import close, equal, value_and_grad
 from jax.test_util import check_grads
 from rows import for_each
 
@@ -75,18 +75,16 @@ def variant_reference(rewards, where, gamma, norm, punishment):
 def test_worked_numbers():
     rewards = np.array([[1.0, 2.0, 3.0]])
     expected = [[-1.224745, 0.0, 1.224745]]
-    np.testing.assert_allclose(compiled(rewards, fairness=0.0), expected, atol=1e-6)
+    close(compiled(rewards, fairness=0.0), expected, atol=1e-6)
     # The first spread is the deviation itself.
-    np.testing.assert_allclose(fleet_fairness(rewards), [-np.std([1, 2, 3])], rtol=1e-6)
+    close(fleet_fairness(rewards), [-np.std([1, 2, 3])], rtol=1e-6)
 
 
 @for_each("seed", range(3))
 def test_equals_the_reference(seed):
     rewards, where = sample(seed)
-    np.testing.assert_allclose(compiled(rewards, where=where), reference(rewards, where), atol=2e-5)
-    np.testing.assert_allclose(
-        fleet_fairness(rewards, where=where), fairness(rewards, where), atol=1e-5
-    )
+    close(compiled(rewards, where=where), reference(rewards, where), atol=2e-5)
+    close(fleet_fairness(rewards, where=where), fairness(rewards, where), atol=1e-5)
 
 
 @for_each("norm", ["all", "time"])
@@ -97,32 +95,32 @@ def test_variant_equals_the_reference(norm, punishment):
         for gamma in (0.0, 0.9):
             out = variant(rewards, where=where, gamma=gamma, norm=norm, punishment=punishment)
             expected = variant_reference(rewards, where, gamma, norm, punishment)
-            np.testing.assert_allclose(out, expected, atol=3e-5)
+            close(out, expected, atol=3e-5)
 
 
 def test_without_fairness_it_is_the_z_score_of_the_moment():
     rewards, where = sample(4)
     out = compiled(rewards, where=where, fairness=0.0)
-    np.testing.assert_allclose(out, grpo(rewards, where=where, ddof=0, eps=1e-8), atol=1e-6)
+    close(out, grpo(rewards, where=where, ddof=0, eps=1e-8), atol=1e-6)
 
 
 def test_one_step_variant_is_ospo():
     rewards, where = sample(5)
     out = variant(rewards, where=where, gamma=0.0, norm="time", punishment="history")
-    np.testing.assert_allclose(out, compiled(rewards, where=where), atol=1e-5)
+    close(out, compiled(rewards, where=where), atol=1e-5)
 
 
 def test_alone_at_its_time_an_agent_gets_the_fairness():
     rewards, where = sample(6)
     out = np.asarray(compiled(rewards, where=where))
-    np.testing.assert_allclose(out[3, 1], fleet_fairness(rewards, where=where)[3], rtol=1e-6)
+    close(out[3, 1], fleet_fairness(rewards, where=where)[3], rtol=1e-6)
     assert not out[2].any()
 
 
 def test_fairness_adds_up_to_minus_the_last_spread():
     rewards, where = sample(7)
     total = np.where(where, rewards, 0.0).sum(0).std()
-    np.testing.assert_allclose(fleet_fairness(rewards, where=where).sum(), -total, rtol=1e-5)
+    close(fleet_fairness(rewards, where=where).sum(), -total, rtol=1e-5)
     assert not np.asarray(fleet_fairness(np.full((4, 3), 0.1))).any()
 
 
@@ -138,7 +136,7 @@ def test_dropped_steps_are_never_read_in_value_or_gradient(function):
     for junk in (1e4, np.nan, np.inf):
         other, gradient = run(np.where(where, rewards, np.float32(junk)))
         assert other == value
-        np.testing.assert_array_equal(gradient, slope)
+        equal(gradient, slope)
 
 
 @for_each("function", [compiled, variant])
@@ -151,19 +149,17 @@ def test_gradient_permutation_leading_axes_and_bfloat16(function):
     )  # fmt: skip
     out, order = np.asarray(function(rewards, where=where)), [3, 0, 2, 1]
     moved = function(rewards[:, order], where=where[:, order])
-    np.testing.assert_allclose(moved, out[:, order], atol=1e-5)
+    close(moved, out[:, order], atol=1e-5)
     if function is compiled:
         both = function(np.stack([rewards, rewards]), where=np.stack([where, where]))
-        np.testing.assert_allclose(both, np.stack([out, out]), atol=1e-5)
+        close(both, np.stack([out, out]), atol=1e-5)
     half = np.asarray(rewards, jnp.bfloat16)
     assert function(half, where=where).dtype == jnp.float32
-    np.testing.assert_allclose(
-        function(half, where=where), function(half.astype(jnp.float32), where=where), rtol=1e-6
-    )
+    close(function(half, where=where), function(half.astype(jnp.float32), where=where), rtol=1e-6)
 
 
 def test_constant_rewards_give_no_advantage():
     rewards = np.full((3, 4), 0.1)
     assert not np.asarray(compiled(rewards)).any()
     assert not np.asarray(variant(rewards)).any()
-    np.testing.assert_allclose(ospo(rewards), compiled(rewards))
+    close(ospo(rewards), compiled(rewards))

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import normal, put
+from cheap import close, equal, normal, put
 from jax.test_util import check_grads
 from rows import for_each
 
@@ -78,10 +78,10 @@ def test_worked_numbers():
     expected = [[0.047619, 0.390244], [-0.952381, -0.609756]]
     # In the worked example the returns are [[1, 1], [0, 0]]: rewards on the last token.
     out = compiled(np.array([1.0, 0.0]), mask, old_logp=old_logp, sum_pi_sq=w)
-    np.testing.assert_allclose(out, expected, atol=1e-6)
+    close(out, expected, atol=1e-6)
     token_rewards = np.array([[0.0, 1.0], [0.0, 0.0]])
     out = compiled_token(token_rewards, mask, old_logp=old_logp, sum_pi_sq=w)
-    np.testing.assert_allclose(out, expected, atol=1e-6)
+    close(out, expected, atol=1e-6)
 
 
 @for_each("zero_tail", [False, True])
@@ -103,7 +103,7 @@ def test_equals_the_float64_reference(zero_tail, compact, gaps):
         expected = reference(
             token_rewards, mask, where, old_logp, sum_pi_sq, weights, zero_tail, compact, 1e-8
         )
-        np.testing.assert_allclose(out, expected, rtol=2e-4, atol=1e-5)
+        close(out, expected, rtol=2e-4, atol=1e-5)
 
 
 def test_the_same_energy_and_length_is_dr_grpo():
@@ -111,7 +111,7 @@ def test_the_same_energy_and_length_is_dr_grpo():
     mask = np.ones((3, 4, 5), bool)
     out = compiled(rewards, mask, old_logp=np.full(mask.shape, HALF), sum_pi_sq=np.ones(mask.shape))
     expected = np.broadcast_to(dr_grpo(rewards)[..., None], mask.shape)
-    np.testing.assert_allclose(out, expected, atol=1e-5)
+    close(out, expected, atol=1e-5)
 
 
 def test_with_unit_energy_the_baseline_is_the_mean_of_those_that_are_left():
@@ -119,19 +119,17 @@ def test_with_unit_energy_the_baseline_is_the_mean_of_those_that_are_left():
     half = np.full(mask.shape, HALF)
     rewards = np.array([1.0, 0.0, 0.5])
     out = compiled(rewards, mask, old_logp=half, sum_pi_sq=np.ones(mask.shape))
-    np.testing.assert_allclose(out, [[0.5, 0.5, 0, 0], [-0.5, -0.5, 0, 0], [0, 0, 0, 0]], atol=1e-6)
+    close(out, [[0.5, 0.5, 0, 0], [-0.5, -0.5, 0, 0], [0, 0, 0, 0]], atol=1e-6)
     tail = compiled(rewards, mask, old_logp=half, sum_pi_sq=np.ones(mask.shape), zero_tail=True)
-    np.testing.assert_allclose(tail[0], [0.5, 0.5, 1.0, 1.0], atol=1e-6)
-    np.testing.assert_array_equal(tail[1:], out[1:])
+    close(tail[0], [0.5, 0.5, 1.0, 1.0], atol=1e-6)
+    equal(tail[1:], out[1:])
 
 
 def test_two_longest_rollouts_have_no_tail():
     mask = np.arange(3) < np.array([[3], [3], [1]])
     options = {"old_logp": np.full((3, 3), HALF), "sum_pi_sq": np.ones((3, 3))}
     rewards = np.array([1.0, 0.0, 0.0])
-    np.testing.assert_array_equal(
-        compiled(rewards, mask, **options, zero_tail=True), compiled(rewards, mask, **options)
-    )
+    equal(compiled(rewards, mask, **options, zero_tail=True), compiled(rewards, mask, **options))
 
 
 def test_turns_are_compared_by_rank_when_compact():
@@ -147,7 +145,7 @@ def test_turns_are_compared_by_rank_when_compact():
 
     options = {"old_logp": spread(np.full((2, 3), HALF)), "sum_pi_sq": spread(w)}
     out = compiled_token(spread(token_rewards), gapped, **options, compact=True)
-    np.testing.assert_allclose(out[gapped], plain.ravel(), rtol=1e-6)
+    close(out[gapped], plain.ravel(), rtol=1e-6)
     assert not out[~gapped].any()
     other = compiled_token(spread(token_rewards), gapped, **options)
     assert not np.allclose(other[gapped], plain.ravel())
@@ -158,13 +156,13 @@ def test_a_group_of_one_keeps_its_reward():
     where = np.array([True, False])
     options = {"old_logp": half, "sum_pi_sq": half + 1, "where": where}
     out = compiled(np.array([3.0, np.nan]), mask, **options)
-    np.testing.assert_array_equal(out, [[3.0, 3.0], [0.0, 0.0]])
+    equal(out, [[3.0, 3.0], [0.0, 0.0]])
     # A rollout without tokens is a member of the group, unless positions are compact.
     empty = mask & where[:, None]
     options = {"old_logp": half, "sum_pi_sq": half + 1}
     rewards = np.array([3.0, 1.0])
-    np.testing.assert_allclose(compiled(rewards, empty, **options)[0], [0.0, 0.0], atol=1e-6)
-    np.testing.assert_array_equal(compiled(rewards, empty, **options, compact=True)[0], [3.0, 3.0])
+    close(compiled(rewards, empty, **options)[0], [0.0, 0.0], atol=1e-6)
+    equal(compiled(rewards, empty, **options, compact=True)[0], [3.0, 3.0])
 
 
 def test_rounding_below_zero_is_no_negative_weight():
@@ -172,7 +170,7 @@ def test_rounding_below_zero_is_no_negative_weight():
     mask = np.ones((2, 1), bool)
     sure = {"old_logp": np.zeros((2, 1)), "sum_pi_sq": np.array([[1.0 - 1e-6], [1.0 + 1e-6]])}
     out = compiled(np.array([1.0, 0.0]), mask, **sure)
-    np.testing.assert_allclose(out, [[1.0], [0.0]], atol=1e-6)
+    close(out, [[1.0], [0.0]], atol=1e-6)
 
 
 def test_a_reward_of_the_rollout_is_one_of_its_last_token():
@@ -181,7 +179,7 @@ def test_a_reward_of_the_rollout_is_one_of_its_last_token():
     options = {"old_logp": old_logp, "sum_pi_sq": sum_pi_sq}
     by_token = compiled_token(terminal_rewards(rewards, mask), mask, **options)
     out = compiled(rewards, mask, **options)
-    np.testing.assert_allclose(by_token, out, rtol=1e-6, atol=1e-7)
+    close(by_token, out, rtol=1e-6, atol=1e-7)
 
 
 @for_each("offset", [0.0, 100.0, 1000.0])
@@ -190,15 +188,15 @@ def test_sum_pi_squared_does_not_round_at_the_size_of_the_logits(offset):
     shifted = logits + np.float32(offset)
     p = np.exp(np.float64(shifted) - offset)
     p /= p.sum(-1, keepdims=True)
-    np.testing.assert_allclose(sum_pi_squared(shifted), (p**2).sum(-1), rtol=2e-6)
+    close(sum_pi_squared(shifted), (p**2).sum(-1), rtol=2e-6)
 
 
 def test_sum_pi_squared():
-    np.testing.assert_allclose(sum_pi_squared(np.zeros((2, 8))), [0.125, 0.125], rtol=1e-6)
+    close(sum_pi_squared(np.zeros((2, 8))), [0.125, 0.125], rtol=1e-6)
     logits = np.random.default_rng(9).normal(size=(3, 4, 7)).astype(np.float32) * 3
     targets = np.zeros((3, 4), jnp.int32)
-    np.testing.assert_array_equal(sum_pi_squared(logits, targets), sum_pi_squared(logits))
+    equal(sum_pi_squared(logits, targets), sum_pi_squared(logits))
     masked = np.array([0.0, -np.inf, 0.0])
-    np.testing.assert_allclose(sum_pi_squared(masked), 0.5, rtol=1e-6)
+    close(sum_pi_squared(masked), 0.5, rtol=1e-6)
     assert sum_pi_squared(masked.astype(jnp.bfloat16)).dtype == jnp.float32
     check_grads(jax.jit(sum_pi_squared), (logits[0, 0],), 1, modes=["rev"], atol=1e-2, rtol=1e-2)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, quick
+from cheap import close, equal, grad, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -90,9 +90,9 @@ def test_pkpo_of_rewards_of_any_size(k, loo):
         w = ref_maximum(row[mask], k) if mask.any() else np.zeros(0)
         if loo and len(w) > 1:
             w = w - (w.sum() - w) / (len(w) - 1)
-        np.testing.assert_allclose(values[mask], w, atol=1e-5)
+        close(values[mask], w, atol=1e-5)
         assert not values[~mask].any()
-    np.testing.assert_allclose(as_any, as_binary, atol=1e-6)
+    close(as_any, as_binary, atol=1e-6)
 
 
 def test_log_comb():
@@ -102,7 +102,7 @@ def test_log_comb():
         [math.log(math.comb(a, b)) if 0 <= b <= a else -np.inf for a, b in zip(*rows, strict=True)]
         for rows in zip(n.tolist(), k.tolist(), strict=True)
     ]
-    np.testing.assert_allclose(got, expected, atol=1e-5)
+    close(got, expected, atol=1e-5)
     assert log_comb(4, 2).shape == ()
     assert float(log_comb(64, 32)) == pytest.approx(math.log(math.comb(64, 32)), abs=5e-5)
     gradient = grad(lambda k: jnp.where(jnp.isfinite(x := log_comb(4.0, k)), x, 0.0))
@@ -131,7 +131,7 @@ def test_log_comb():
 )
 def test_worked_numbers(function, options, rewards, expected):
     got = function(np.array(rewards, jnp.float32), **options)
-    np.testing.assert_allclose(got, expected, atol=4e-6)
+    close(got, expected, atol=4e-6)
 
 
 @for_each("options", [{}, {"ddof": 0, "eps": 0.1}, {"scale": "none"}])
@@ -140,11 +140,11 @@ def test_worked_numbers(function, options, rewards, expected):
 def test_the_lead_equals_float64(options, rewards, where):
     got = np.asarray(best(rewards, where=where, **options))
     expected = by_rows(lambda r: ref_best(r, **options), rewards, where)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    close(got, expected, rtol=1e-5, atol=1e-6)
     assert (got >= 0).all()
     assert ((got > 0).sum(-1) <= 1).all()
     shifted = best(rewards + 3, where=where, **options)
-    np.testing.assert_allclose(shifted, got, rtol=1e-4, atol=1e-5)
+    close(shifted, got, rtol=1e-4, atol=1e-5)
 
 
 @for_each("k", [1, 2, 5, 9])
@@ -153,10 +153,10 @@ def test_the_lead_equals_float64(options, rewards, where):
 def test_advantages_of_all_subsets(k, rewards, where):
     got = np.asarray(training(rewards, where=where, k=k))
     expected = by_rows(lambda r: ref_training(r, k), rewards, where)
-    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=3e-6)
-    np.testing.assert_allclose(got.sum(-1), 0.0, atol=2e-5)
+    close(got, expected, rtol=2e-5, atol=3e-6)
+    close(got.sum(-1), 0.0, atol=2e-5)
     for loo in (False, True):
-        np.testing.assert_allclose(
+        close(
             pk(rewards, where=where, k=k, loo=loo),
             by_rows(lambda r, loo=loo: ref_pkpo(r, k, loo), rewards, where),
             rtol=1e-5,
@@ -167,10 +167,8 @@ def test_advantages_of_all_subsets(k, rewards, where):
 @quick
 @given(rewards=binary, where=kept)
 def test_one_answer_is_the_usual_advantage(rewards, where):
-    np.testing.assert_allclose(
-        training(rewards, where=where, k=1), grpo(rewards, where=where, ddof=0), atol=2e-5
-    )
-    np.testing.assert_allclose(
+    close(training(rewards, where=where, k=1), grpo(rewards, where=where, ddof=0), atol=2e-5)
+    close(
         pk(rewards, where=where, k=1, loo=True),
         rloo(rewards, where=where, singleton="raw"),
         atol=1e-6,
@@ -202,7 +200,5 @@ def test_a_lone_rollout():
 
 def test_the_threshold_says_what_is_right():
     rewards = np.array([2.0, 1.0, -1.0, 0.5])
-    np.testing.assert_array_equal(pkpo(rewards, k=2), pkpo(np.array([1.0, 1.0, 0.0, 0.0]), k=2))
-    np.testing.assert_array_equal(
-        pkpo(rewards, k=2, threshold=1.5), pkpo(np.array([1.0, 0.0, 0.0, 0.0]), k=2)
-    )
+    equal(pkpo(rewards, k=2), pkpo(np.array([1.0, 1.0, 0.0, 0.0]), k=2))
+    equal(pkpo(rewards, k=2, threshold=1.5), pkpo(np.array([1.0, 0.0, 0.0, 0.0]), k=2))

@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import quick
+from cheap import close, equal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.test_util import check_grads
@@ -56,7 +56,7 @@ class Reference:
 def test_smooth_advantage_has_the_worked_numbers(visits, expected):
     current = jnp.float32(0.8)
     total = current if visits == 1 else jnp.float32(0.2)
-    np.testing.assert_allclose(smooth_advantage(current, total, visits), expected, rtol=1e-6)
+    close(smooth_advantage(current, total, visits), expected, rtol=1e-6)
 
 
 @quick
@@ -74,7 +74,7 @@ def test_smooth_advantage_takes_the_smaller_blend(current, total, visits):
 def test_first_visit_is_the_z_score_of_the_group():
     rewards = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.0, 1.0, 0.25]])
     out, _ = step(rewards, smooth.init(), np.array([0, 2]), everyone)
-    np.testing.assert_allclose(out, grpo(rewards, eps=1e-12), rtol=1e-5)
+    close(out, grpo(rewards, eps=1e-12), rtol=1e-5)
 
 
 @for_each("seed", range(3))
@@ -91,10 +91,10 @@ def test_equals_the_reference_over_many_visits(seed):
             assert not np.asarray(out)[row][~where[row]].any()
             if len(kept):
                 expected = known[q].advantages(kept)
-                np.testing.assert_allclose(out[row][where[row]], expected, atol=2e-5)
+                close(out[row][where[row]], expected, atol=2e-5)
                 known[q].visit(kept)
-    np.testing.assert_allclose(state.mean, [k.mean for k in known], rtol=1e-5)
-    np.testing.assert_allclose(state.var, [k.var for k in known], rtol=1e-4, atol=1e-6)
+    close(state.mean, [k.mean for k in known], rtol=1e-5)
+    close(state.var, [k.var for k in known], rtol=1e-4, atol=1e-6)
     assert state.count.tolist() == [k.n for k in known]
 
 
@@ -109,10 +109,10 @@ def test_several_rows_of_one_prompt_are_visits_in_any_order():
         for row in order:
             one_by_one = update(one_by_one, np.array([1]), rewards[row : row + 1])
         for a, b in zip(together, one_by_one, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            close(a, b, rtol=1e-5, atol=1e-6)
         results.append(together)
     for a, b in zip(results[0], results[-1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+        close(a, b, rtol=1e-5)
 
 
 def test_a_constant_group_still_learns_from_earlier_visits():
@@ -134,7 +134,7 @@ def test_alone_in_its_group_a_rollout_is_compared_with_earlier_visits():
     assert state.count.tolist() == [1, 0, 0]
     out, _ = step(np.zeros((2, 4)), state, ids, alone)
     # Mean 1/2 and deviation 1/2 over both visits, A_now = 0, i = 2.
-    np.testing.assert_allclose(out[0], [-0.5, 0, 0, 0], rtol=1e-6)
+    close(out[0], [-0.5, 0, 0, 0], rtol=1e-6)
 
 
 def test_a_foreign_prompt_is_loud_and_changes_nothing():
@@ -171,11 +171,11 @@ def test_dropped_rollouts_are_never_read_in_value_or_gradient():
         rewards = np.where(where, clean, np.float32(junk))
         other, gradient = value_and_grad(rewards)
         assert other == value
-        np.testing.assert_array_equal(gradient, slope)
+        equal(gradient, slope)
         for a, b in zip(
             step(rewards, state, ids, where)[1], step(clean, state, ids, where)[1], strict=True
         ):
-            np.testing.assert_array_equal(a, b)
+            equal(a, b)
 
 
 def test_a_kept_nan_is_not_hidden():
@@ -203,4 +203,4 @@ def test_state_is_float32_compares_by_value_and_eager_equals_compiled():
     compiled = step(rewards.astype(jnp.float32), smooth.init(), ids, everyone)
     for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(compiled), strict=True):
         assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+        close(a, b, rtol=1e-6)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad, put
+from cheap import close, equal, grad, put
 from rows import for_each
 
 from jaxrl_llm import chain, stateless
@@ -45,7 +45,7 @@ def data(seed):
 
 def test_worked_numbers():
     out = compiled(np.array([1.0, 0.0]), MASK)
-    np.testing.assert_allclose(out, [[1.5, 0, 0], [-0.5, -0.5, -0.5]], atol=1e-6)
+    close(out, [[1.5, 0, 0], [-0.5, -0.5, -0.5]], atol=1e-6)
 
 
 @for_each(("kl_coef", "gamma"), [(0.0, 1.0), (0.3, 1.0), (0.1, 0.9)])
@@ -60,11 +60,9 @@ def test_equals_the_float64_reference(kl_coef, gamma):
         kl_coef=kl_coef,
         gamma=gamma,
     )
-    np.testing.assert_allclose(
-        out, reference(rewards, mask, where, old_logp, ref_logp, kl_coef, gamma), atol=1e-5
-    )
+    close(out, reference(rewards, mask, where, old_logp, ref_logp, kl_coef, gamma), atol=1e-5)
     kept = np.asarray(out, np.float64)[mask & where[..., None]]
-    np.testing.assert_allclose([kept.mean(), kept.var(ddof=1)], [0.0, 1.0], atol=1e-5)
+    close([kept.mean(), kept.var(ddof=1)], [0.0, 1.0], atol=1e-5)
 
 
 def test_it_is_a_chain_of_its_parts():
@@ -77,7 +75,7 @@ def test_it_is_a_chain_of_its_parts():
     )
     out, _ = parts.update(np.asarray(rewards), parts.init(), **context)
     whole = reinforce_pp(rewards, kl_coef=0.2, gamma=0.9, **context)
-    np.testing.assert_allclose(out, whole, rtol=1e-6, atol=1e-6)
+    close(out, whole, rtol=1e-6, atol=1e-6)
 
 
 def test_later_kl_is_charged_to_earlier_tokens_only():
@@ -89,12 +87,12 @@ def test_later_kl_is_charged_to_earlier_tokens_only():
         )
         for x in (ref_logp, put(ref_logp, np.s_[0, 1], 1.0))
     ]
-    np.testing.assert_allclose(to_go[1] - to_go[0], [[-0.5, -0.5, 0.0], [0.0] * 3])
+    close(to_go[1] - to_go[0], [[-0.5, -0.5, 0.0], [0.0] * 3])
 
 
 def test_the_number_zero_leaves_the_penalty_out():
     rewards, mask, where, old_logp, ref_logp = data(2)
-    np.testing.assert_array_equal(
+    equal(
         reinforce_pp(rewards, mask, where=where),
         reinforce_pp(rewards, mask, where=where, old_logp=old_logp, ref_logp=ref_logp),
     )
@@ -111,19 +109,17 @@ def test_whiten_adds_the_mean_back():
     x, mask = np.array([[1.0, 5.0, 9.0], [2.0, 0.0, 0.0]]), np.arange(3) < np.array([[2], [1]])
     kept = np.array([1.0, 5.0, 2.0])
     shifted = np.asarray(whiten(x, mask))[np.asarray(mask)]
-    np.testing.assert_allclose(shifted, (kept - kept.mean()) / kept.std(ddof=1), rtol=1e-6)
+    close(shifted, (kept - kept.mean()) / kept.std(ddof=1), rtol=1e-6)
     scaled = np.asarray(whiten(x, mask, shift_mean=False))[np.asarray(mask)]
-    np.testing.assert_allclose(scaled, shifted + kept.mean(), rtol=1e-6)
+    close(scaled, shifted + kept.mean(), rtol=1e-6)
     constant = whiten(np.full((2, 3), 0.1), mask, shift_mean=False)
-    np.testing.assert_allclose(constant, np.where(mask, 0.1, 0.0), rtol=1e-6)
+    close(constant, np.where(mask, 0.1, 0.0), rtol=1e-6)
 
 
 def test_whiten_counts_a_sequence_by_its_tokens_and_batch_normalize_once():
     x = np.array([1.0, 0.0])
-    np.testing.assert_array_equal(
-        whiten(x, MASK), whiten(np.broadcast_to(x[:, None], MASK.shape), MASK)
-    )
-    np.testing.assert_allclose(batch_normalize(x), [np.sqrt(0.5), -np.sqrt(0.5)], rtol=1e-6)
+    equal(whiten(x, MASK), whiten(np.broadcast_to(x[:, None], MASK.shape), MASK))
+    close(batch_normalize(x), [np.sqrt(0.5), -np.sqrt(0.5)], rtol=1e-6)
 
 
 @for_each("count", [0, 1, 3])
@@ -138,5 +134,5 @@ def test_batch_normalize_of_equal_or_too_few_values_is_zero(count):
 def test_batch_normalize_puts_eps_on_the_deviation_and_whiten_in_the_root():
     x, mask = np.array([0.0, 2.0]), np.ones((2, 1), bool)
     std = np.sqrt(2.0)
-    np.testing.assert_allclose(batch_normalize(x, eps=0.5)[1], 1 / (std + 0.5), rtol=1e-6)
-    np.testing.assert_allclose(whiten(x, mask, eps=0.5)[1, 0], 1 / np.sqrt(2.5), rtol=1e-6)
+    close(batch_normalize(x, eps=0.5)[1], 1 / (std + 0.5), rtol=1e-6)
+    close(whiten(x, mask, eps=0.5)[1, 0], 1 / np.sqrt(2.5), rtol=1e-6)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import normal, put, value_and_grad
+from cheap import close, normal, put, value_and_grad
 from rows import for_each
 
 from jaxrl_llm.advantages import reinforce_pp_baseline
@@ -44,9 +44,7 @@ def reference(rewards, mask, where=None, *, norm, eps=1e-8):
 )
 def test_worked_numbers(norm, expected):
     advantages = compiled(REWARDS, MASK, norm=norm)
-    np.testing.assert_allclose(
-        advantages, np.where(MASK, np.array(expected)[..., None], 0.0), atol=1e-6
-    )
+    close(advantages, np.where(MASK, np.array(expected)[..., None], 0.0), atol=1e-6)
 
 
 @for_each("norm", ["token", "sequence"])
@@ -59,7 +57,7 @@ def test_equals_the_float64_reference(norm, masked):
     if masked:
         where[0] = False
         where[1] = np.arange(5) == 3
-    np.testing.assert_allclose(
+    close(
         compiled(np.asarray(rewards), np.asarray(mask), where=where, norm=norm),
         reference(rewards, mask, where, norm=norm),
         rtol=1e-5,
@@ -71,7 +69,7 @@ def test_the_token_form_has_mean_zero_and_variance_one_over_tokens():
     rewards = normal(0, (4, 5))
     mask = np.arange(6) < np.random.default_rng(1).integers(1, 7, (4, 5, 1))
     kept = np.asarray(compiled(rewards, mask), np.float64)[np.asarray(mask)]
-    np.testing.assert_allclose([kept.mean(), kept.var(ddof=1)], [0.0, 1.0], atol=1e-6)
+    close([kept.mean(), kept.var(ddof=1)], [0.0, 1.0], atol=1e-6)
 
 
 def test_with_equal_lengths_the_two_forms_differ_by_the_degrees_of_freedom_only():
@@ -80,7 +78,7 @@ def test_with_equal_lengths_the_two_forms_differ_by_the_degrees_of_freedom_only(
     token = compiled(rewards, mask, norm="token")
     sequence = compiled(rewards, mask, norm="sequence")
     factor = np.sqrt((60 - 1) / 60 * 20 / (20 - 1))
-    np.testing.assert_allclose(token, sequence * factor, rtol=1e-5)
+    close(token, sequence * factor, rtol=1e-5)
 
 
 def test_a_kept_rollout_without_tokens_counts_only_in_the_sequence_form():
@@ -88,12 +86,8 @@ def test_a_kept_rollout_without_tokens_counts_only_in_the_sequence_form():
     where = np.array([[True, True], [True, False]])
     rewards = put(REWARDS, 1, np.array([1.0, 3.0]))
     centered = np.array([0.5, -0.5, -1.0, 1.0])
-    np.testing.assert_allclose(
-        compiled(rewards, mask, norm="sequence")[0, 0, 0],
-        0.5 / centered.std(ddof=1),
-        rtol=1e-5,
-    )
-    np.testing.assert_allclose(
+    close(compiled(rewards, mask, norm="sequence")[0, 0, 0], 0.5 / centered.std(ddof=1), rtol=1e-5)
+    close(
         compiled(rewards, mask, norm="token")[1, 0, 0],
         (-1.0 - np.mean([0.5, -0.5, -0.5, -0.5, -1, -1]))
         / np.std([0.5, -0.5, -0.5, -0.5, -1, -1], ddof=1),
@@ -135,14 +129,14 @@ def test_padding_with_tokens_and_rollouts_changes_nothing(norm):
     mask = np.pad(MASK, ((0, 1), (0, 2), (0, 3)), constant_values=True)
     mask = put(mask, np.s_[:2, :2, 3:], False)
     padded = compiled(rewards, mask, where=where, norm=norm)
-    np.testing.assert_allclose(padded[:2, :2, :3], plain, rtol=1e-6)
+    close(padded[:2, :2, :3], plain, rtol=1e-6)
     assert float(np.abs(padded).sum()) == pytest.approx(float(np.abs(plain).sum()), rel=1e-6)
 
 
 def test_leading_axes_are_free_and_one_batch():
     rewards = normal(6, (2, 3, 4))
     mask = np.arange(5) < np.random.default_rng(7).integers(0, 6, (2, 3, 4, 1))
-    np.testing.assert_allclose(
+    close(
         compiled(rewards, mask).reshape(6, 4, 5),
         compiled(rewards.reshape(6, 4), mask.reshape(6, 4, 5)),
         rtol=1e-5,

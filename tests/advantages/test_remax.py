@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from cheap import close
 
 from jaxrl_llm import chain, stateless
 from jaxrl_llm.advantages import kl_shaped_rewards, remax, remax_token, terminal_rewards
@@ -12,7 +13,7 @@ compiled, compiled_token = jax.jit(remax), jax.jit(remax_token)
 def test_worked_numbers():
     greedy = np.array([0.4, 1.0])
     out = compiled(np.array([[1.0, 0.0], [1.0, 1.0]]), greedy_rewards=greedy)
-    np.testing.assert_allclose(out, [[0.6, -0.4], [0.0, 0.0]], atol=1e-7)
+    close(out, [[0.6, -0.4], [0.0, 0.0]], atol=1e-7)
 
 
 def test_one_rollout_a_prompt_is_enough():
@@ -26,7 +27,7 @@ def test_a_terminal_reward_gives_every_token_the_advantage_of_the_rollout():
     mask = np.arange(5) < rng.integers(0, 6, size=(3, 4, 1))
     out = compiled_token(terminal_rewards(rewards, mask), mask, greedy_rewards=greedy)
     expected = np.where(mask, compiled(rewards, greedy_rewards=greedy)[..., None], 0.0)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    close(out, expected, rtol=1e-6)
 
 
 def test_the_baseline_of_tokens_is_the_greedy_total_everywhere():
@@ -40,7 +41,7 @@ def test_the_baseline_of_tokens_is_the_greedy_total_everywhere():
             later = [s for s in np.flatnonzero(mask[i, j]) if s >= t]
             expected[i, j, t] = np.float64(token_rewards[i, j])[later].sum() - greedy[i]
     out = compiled_token(token_rewards, mask, greedy_rewards=greedy, where=where)
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+    close(out, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_in_a_chain_after_the_kl_penalty():
@@ -52,4 +53,4 @@ def test_in_a_chain_after_the_kl_penalty():
         "greedy_rewards": np.array([0.5]),
     }
     out, _ = method.update(np.array([[1.0]]), method.init(), **context)
-    np.testing.assert_allclose(out, [[[0.75, 1.0]]])
+    close(out, [[[0.75, 1.0]]])

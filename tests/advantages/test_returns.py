@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import compiled, grad, put, quick, value_and_grad
+from cheap import close, compiled, equal, grad, put, quick, value_and_grad
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -41,22 +41,20 @@ def loop(rewards, mask, gamma):
 @quick
 @given(rewards=numbers, mask=masks, gamma=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_reward_to_go_equals_a_loop(rewards, mask, gamma):
-    np.testing.assert_allclose(
-        to_go(rewards, mask, gamma=gamma), loop(rewards, mask, gamma), rtol=1e-5, atol=1e-5
-    )
+    close(to_go(rewards, mask, gamma=gamma), loop(rewards, mask, gamma), rtol=1e-5, atol=1e-5)
 
 
 def test_a_reward_reaches_the_tokens_before_a_gap_without_a_discount_for_the_gap():
     mask = np.array([True, False, False, True])
     rewards = np.array([0.0, 5.0, 5.0, 1.0])
-    np.testing.assert_allclose(to_go(rewards, mask, gamma=0.5), [0.5, 0.0, 0.0, 1.0])
+    close(to_go(rewards, mask, gamma=0.5), [0.5, 0.0, 0.0, 1.0])
 
 
 def test_a_terminal_reward_is_the_same_number_at_every_token():
     mask = np.arange(9) < np.array([[9], [4], [0]])
     rewards = np.array([0.1, -0.7, 3.0])
     out = to_go(terminal_rewards(rewards, mask), mask)
-    np.testing.assert_array_equal(out, np.where(mask, np.float32(rewards)[:, None], 0.0))
+    equal(out, np.where(mask, np.float32(rewards)[:, None], 0.0))
 
 
 def test_gamma_may_be_traced_and_is_differentiated():
@@ -67,7 +65,7 @@ def test_gamma_may_be_traced_and_is_differentiated():
 def test_the_reward_stands_on_the_last_kept_token_and_an_empty_rollout_loses_it():
     mask = np.array([[True, False, True, False], [False] * 4, [True] * 4])
     out = terminal_rewards(np.array([2.0, np.nan, 0.5]), mask)
-    np.testing.assert_array_equal(out, [[0, 0, 2.0, 0], [0] * 4, [0, 0, 0, 0.5]])
+    equal(out, [[0, 0, 2.0, 0], [0] * 4, [0, 0, 0, 0.5]])
 
 
 def estimates(d):
@@ -88,7 +86,7 @@ def test_kl_shaped_rewards_equal_the_formula(estimator):
     for i, j in np.ndindex(2, 3):
         if mask[i, j].any():
             expected[i, j, np.flatnonzero(mask[i, j])[-1]] += rewards[i, j]
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+    close(out, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_with_k1_a_rollout_adds_up_to_its_reward_minus_the_log_ratio():
@@ -97,7 +95,7 @@ def test_with_k1_a_rollout_adds_up_to_its_reward_minus_the_log_ratio():
     mask, rewards = np.arange(6) < np.array([[6], [1], [3], [4]]), np.float32([1, 0, 2, -1])
     out = shaped(rewards, mask, old_logp=old_logp, ref_logp=ref_logp, kl_coef=0.02)
     ratio = np.where(mask, old_logp - ref_logp, 0).sum(-1)
-    np.testing.assert_allclose(out.sum(-1), rewards - 0.02 * ratio, rtol=1e-5)
+    close(out.sum(-1), rewards - 0.02 * ratio, rtol=1e-5)
 
 
 def test_the_difference_is_clamped_and_masked_junk_is_never_read():
@@ -112,7 +110,7 @@ def test_the_difference_is_clamped_and_masked_junk_is_never_read():
         return out.sum(), out
 
     (_, out), gradient = value_and_grad(total, has_aux=True)(old_logp)
-    np.testing.assert_allclose(out, [[-2.0, 3.0, 0.0, 0.0]], rtol=1e-6)
+    close(out, [[-2.0, 3.0, 0.0, 0.0]], rtol=1e-6)
     assert np.isfinite(gradient).all()
 
 
@@ -121,7 +119,7 @@ def test_a_coefficient_for_each_prompt():
     coef = np.array([0.5, 2.0]).reshape(2, 1, 1)
     mask = np.ones((2, 2, 3), bool)
     out = shaped(np.zeros((2, 2)), mask, old_logp=logp, ref_logp=ref_logp, kl_coef=coef)
-    np.testing.assert_allclose(out, -np.broadcast_to(coef, mask.shape))
+    close(out, -np.broadcast_to(coef, mask.shape))
 
 
 def test_bfloat16_comes_out_as_float32():
@@ -145,7 +143,7 @@ def test_factors_whose_product_overflows_meet_no_reward():
     ratio = np.exp(np.where(np.arange(512) < 256, 0.5, 0.0))
     rewards, values = put(np.zeros(512), 0, 1.0), np.zeros(512)
     out = errors_back(rewards, values, values, mask, gamma=1.0, trace=ratio, weight=ratio)
-    np.testing.assert_allclose(out, rewards * np.exp(0.5), rtol=1e-6)
+    close(out, rewards * np.exp(0.5), rtol=1e-6)
     assert not np.any(compiled(recur_back)(np.exp(np.full(512, 0.4)), np.zeros(512)))
 
 
@@ -156,7 +154,7 @@ def test_gradients_of_factors_whose_product_overflows():
     slopes = grad(first, (0, 1))
     of_ratios, of_rewards = slopes(np.where(np.arange(512) < 256, 0.5, 0.0), np.eye(1, 512)[0])
     assert not np.any(of_ratios)
-    np.testing.assert_allclose(of_rewards[:170], np.exp(0.5 * np.arange(170)), rtol=1e-4)
+    close(of_rewards[:170], np.exp(0.5 * np.arange(170)), rtol=1e-4)
     assert (of_rewards[200:] > 1e38).all()
     of_ratios, of_rewards = slopes(np.full(512, 0.4), np.zeros(512))
     assert not np.any(of_ratios) and not np.isnan(of_rewards).any()

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import normal, quick
+from cheap import close, equal, normal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -70,16 +70,12 @@ def test_worked_numbers():
         "first": np.array([[0.0, 1.0], [0.0, 1.0]]),
         "second": np.array([[0.0, 1.0], [0.0, 0.0]]),
     }
-    np.testing.assert_allclose(
-        gdpo(rewards, batch_norm="none"),
-        [[-1.414014, 1.414014], [-0.707007, 0.707007]],
-        atol=1e-6,
+    close(
+        gdpo(rewards, batch_norm="none"), [[-1.414014, 1.414014], [-0.707007, 0.707007]], atol=1e-6
     )
-    np.testing.assert_allclose(
-        gdpo(rewards), [[-1.095360, 1.095360], [-0.547680, 0.547680]], atol=1e-6
-    )
+    close(gdpo(rewards), [[-1.095360, 1.095360], [-0.547680, 0.547680]], atol=1e-6)
     # GRPO on the sum cannot tell two satisfied rewards from one.
-    np.testing.assert_allclose(
+    close(
         grpo(sum_components(rewards), eps=1e-4),
         [[-0.707057, 0.707057], [-0.707007, 0.707007]],
         atol=1e-6,
@@ -99,7 +95,7 @@ def test_equals_the_float64_reference(batch_norm, ddof, values, where, there):
     # Sums that are equal but for rounding have no deviation to divide by.
     total, present = reference_sum(rewards, where, WEIGHTS, 1e-4, ddof)
     if batch_norm == "none" or spread(total[present]) > 1e-3:
-        np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
+        close(got, expected, rtol=2e-4, atol=2e-4)
     assert np.isfinite(got).all()
     assert not got[~where].any()
 
@@ -120,24 +116,22 @@ def test_the_token_form_equals_the_float64_reference(values, where, there, lengt
     used = np.broadcast_to(total[..., None], mask.shape)[mask & present[..., None]]
     if spread(used) > 1e-3:
         expected = reference_token(rewards, mask, where)
-        np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
+        close(got, expected, rtol=2e-4, atol=2e-4)
 
 
 def test_a_column_may_be_rescaled_or_constant():
     rng = np.random.default_rng(0)
     rewards = components(rng.normal(size=(3, *SHAPE)).astype(np.float32))
     scaled = rewards | {"b": 1000 * rewards["b"] + 3}
-    np.testing.assert_allclose(compiled(scaled), compiled(rewards), rtol=1e-3, atol=1e-3)
+    close(compiled(scaled), compiled(rewards), rtol=1e-3, atol=1e-3)
     without = {name: rewards[name] for name in "ab"}
     constant = without | {"c": np.full(SHAPE, 0.1, np.float32)}
-    np.testing.assert_array_equal(compiled(constant), compiled(without))
+    equal(compiled(constant), compiled(without))
 
 
 def test_one_column_is_grpo_and_then_the_batch_step():
     rewards = normal(0, SHAPE)
-    np.testing.assert_allclose(
-        gdpo({"only": rewards}, batch_norm="none"), grpo(rewards, eps=1e-4), rtol=1e-6
-    )
+    close(gdpo({"only": rewards}, batch_norm="none"), grpo(rewards, eps=1e-4), rtol=1e-6)
 
 
 def test_equal_lengths_make_the_two_forms_agree_but_for_the_divisor():
@@ -145,8 +139,8 @@ def test_equal_lengths_make_the_two_forms_agree_but_for_the_divisor():
     tokens = gdpo_token(rewards, np.ones((*SHAPE, 5), bool), eps=1e-4)
     n = SHAPE[0] * SHAPE[1]
     ratio = np.sqrt((5 * n - 1) / (5 * (n - 1)))
-    np.testing.assert_allclose(tokens[..., 0], ratio * gdpo(rewards), rtol=1e-3)
-    np.testing.assert_array_equal(tokens[..., :1], tokens[..., 4:])
+    close(tokens[..., 0], ratio * gdpo(rewards), rtol=1e-3)
+    equal(tokens[..., :1], tokens[..., 4:])
 
 
 def test_what_does_not_apply_counts_nowhere():
@@ -157,14 +151,14 @@ def test_what_does_not_apply_counts_nowhere():
     }
     plain = gdpo(rewards, batch_norm="none")
     assert plain[0, 3] == 0.0
-    np.testing.assert_allclose(plain[0, 0], grpo(np.array([1.0, 0.0]), eps=1e-4)[0], rtol=1e-5)
+    close(plain[0, 0], grpo(np.array([1.0, 0.0]), eps=1e-4)[0], rtol=1e-5)
     # Of the second group one rollout has reward b, which is nothing to compare.
-    np.testing.assert_allclose(plain[1], grpo(rewards["a"][1], eps=1e-4), rtol=1e-5)
+    close(plain[1], grpo(rewards["a"][1], eps=1e-4), rtol=1e-5)
     full = gdpo(rewards)
     assert full[0, 3] == 0.0
     dropped = gdpo(rewards, where=np.arange(4) < np.array([[3], [4]]))
-    np.testing.assert_array_equal(dropped, full)
-    np.testing.assert_allclose(sum_components(rewards)[0], [1.0, 0.5, 2.0, 0.0])
+    equal(dropped, full)
+    close(sum_components(rewards)[0], [1.0, 0.5, 2.0, 0.0])
 
 
 @for_each("form", ["sequence", "none", "token"])
@@ -191,7 +185,7 @@ def test_dropped_rewards_are_never_read_in_value_or_gradient(form):
     for junk in (1e4, np.nan, np.inf, -np.inf):
         dirty = np.where(where, start, junk)
         assert both(dirty)[0] == value
-        np.testing.assert_array_equal(both(dirty)[1], gradient)
+        equal(both(dirty)[1], gradient)
     assert not np.asarray(gradient)[~(there & where)].any()
 
 
@@ -210,11 +204,11 @@ def test_dtypes_and_weights():
     assert gdpo(low).dtype == jnp.float32
     assert sum_components(low).dtype == jnp.float32
     high = {name: x.astype(jnp.float32) for name, x in low.items()}
-    np.testing.assert_array_equal(gdpo(low), gdpo(high))
+    equal(gdpo(low), gdpo(high))
     pairs, mapping = (("a", 1.0), ("b", 0.5)), {"b": 0.5, "a": 1.0}
-    np.testing.assert_array_equal(gdpo(low, weights=pairs), gdpo(low, weights=mapping))
+    equal(gdpo(low, weights=pairs), gdpo(low, weights=mapping))
     bound = jr.bind(gdpo, weights=pairs)
-    np.testing.assert_array_equal(bound(low), gdpo(low, weights=mapping))
+    equal(bound(low), gdpo(low, weights=mapping))
     assert gdpo({"a": np.zeros((0, 4))}).shape == (0, 4)
     assert gdpo({"a": np.zeros((4, 0))}).shape == (4, 0)
 
@@ -227,23 +221,21 @@ def test_gate():
         "tidy": np.array([1.0, 1.0, 1.0, 1.0]),
     }
     gated = gate_rewards(rewards, by="right", threshold=0.5)
-    np.testing.assert_array_equal(gated["right"], rewards["right"])
-    np.testing.assert_array_equal(gated["short"], [0.0, 0.5, 0.0, nan])
-    np.testing.assert_array_equal(gated["tidy"], [0.0, 1.0, 0.0, 1.0])
+    equal(gated["right"], rewards["right"])
+    equal(gated["short"], [0.0, 0.5, 0.0, nan])
+    equal(gated["tidy"], [0.0, 1.0, 0.0, 1.0])
     some = gate_rewards(rewards, by="right", threshold=0.5, components=("short",))
-    np.testing.assert_array_equal(some["tidy"], rewards["tidy"])
-    np.testing.assert_array_equal(some["short"], gated["short"])
+    equal(some["tidy"], rewards["tidy"])
+    equal(some["short"], gated["short"])
 
 
 def test_a_gate_as_an_option():
     rng = np.random.default_rng(3)
     rewards = components(rng.uniform(0, 1, size=(3, *SHAPE)).astype(np.float32))
     shut = gate_rewards(rewards, by="b", threshold=0.5)
-    np.testing.assert_array_equal(gdpo(rewards, gate=("b", 0.5)), gdpo(shut))
+    equal(gdpo(rewards, gate=("b", 0.5)), gdpo(shut))
     mask = np.ones((*SHAPE, 2), bool)
-    np.testing.assert_array_equal(
-        gdpo_token(rewards, mask, gate=("b", 0.5)), gdpo_token(shut, mask)
-    )
+    equal(gdpo_token(rewards, mask, gate=("b", 0.5)), gdpo_token(shut, mask))
 
 
 def test_marks():

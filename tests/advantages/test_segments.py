@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from cheap import close, equal
 
 from jaxrl_llm import advantages as adv
 from jaxrl_llm import curation
@@ -15,8 +16,8 @@ def test_worked_numbers():
     assert out.tolist() == [[-0.25, 0.5, 0.25]]
     rates = np.array([0.5, 0.75, 0.05, 0.2])
     best = adv.best_of_value(rates, k=4)
-    np.testing.assert_allclose(best, [0.9375, 0.99609, 0.18549, 0.5904], atol=1e-5)
-    np.testing.assert_allclose(best[1::2] - best[::2], [0.05859, 0.40491], atol=1e-5)
+    close(best, [0.9375, 0.99609, 0.18549, 0.5904], atol=1e-5)
+    close(best[1::2] - best[::2], [0.05859, 0.40491], atol=1e-5)
 
 
 def test_worked_numbers_of_uncertain_segments():
@@ -36,10 +37,10 @@ def test_worked_numbers_of_uncertain_segments():
     x = np.array([-0.25, 0.5, 0.25])
     expected = np.zeros(6)
     expected[[0, 2, 4]] = (x - x.mean()) / x.std(ddof=1)
-    np.testing.assert_allclose(white, [expected], atol=1e-5)
+    close(white, [expected], atol=1e-5)
     # Without an uncertain token, over all.
     sure = adv.whiten_uncertain(raw, mask, old_logp=np.zeros((1, 6)))
-    np.testing.assert_allclose(sure, adv.whiten(raw, mask), atol=1e-6)
+    close(sure, adv.whiten(raw, mask), atol=1e-6)
 
 
 def test_they_add_up_to_the_reward_minus_the_first_value():
@@ -48,7 +49,7 @@ def test_they_add_up_to_the_reward_minus_the_first_value():
     where = np.arange(5) < rng.integers(0, 6, (3, 4))[..., None]
     out = adv.segment_advantages(rewards, np.where(where, values, np.nan), where)
     expected = np.where(where[..., 0], rewards - values[..., 0], 0.0)
-    np.testing.assert_allclose(out.sum(-1), expected, atol=1e-6)
+    close(out.sum(-1), expected, atol=1e-6)
 
 
 def test_what_a_prover_sees():
@@ -56,14 +57,14 @@ def test_what_a_prover_sees():
     rewards = rng.integers(0, 2, (2, 3)).astype(np.float32)
     values, where = rng.random((2, 3, 4), np.float32), np.ones((2, 3, 4), bool)
     plain = adv.segment_advantages(rewards, values, where)
-    np.testing.assert_array_equal(adv.pav(rewards, values, where, alpha=0.0), plain)
+    equal(adv.pav(rewards, values, where, alpha=0.0), plain)
     # With one try the prover is the policy.
-    np.testing.assert_allclose(adv.pav(rewards, values, where, k=1, alpha=2.0), 3 * plain,
+    close(adv.pav(rewards, values, where, k=1, alpha=2.0), 3 * plain,
                                atol=1e-5)  # fmt: skip
     # One that always succeeds sees no progress: what is left is Q.
     ones = adv.pav(np.ones((2, 3)), np.ones((2, 3, 4)), where, baseline=False)
-    np.testing.assert_array_equal(ones, np.ones((2, 3, 4)))
+    equal(ones, np.ones((2, 3, 4)))
     out = jax.jit(lambda r, v: adv.pav(r, v, where, k=4, alpha=0.5))(rewards, values)
     mu = 1 - (1 - np.float64(values)) ** 4
     after = np.concatenate([mu[..., 1:], rewards[..., None]], -1)
-    np.testing.assert_allclose(out, plain + 0.5 * (after - mu), atol=1e-5)
+    close(out, plain + 0.5 * (after - mu), atol=1e-5)

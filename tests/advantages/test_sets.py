@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import numpy as np
+from cheap import close, equal
 from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, polychromic, set_advantages, set_scores
@@ -16,7 +17,7 @@ def test_ids_beyond_the_integers_of_float32_stay_apart():
     ids = np.array([0, 1, 1, 1])
     want = compiled(np.ones(4), answer_ids=ids, size=2)
     assert np.any(want != 0)
-    np.testing.assert_array_equal(compiled(np.ones(4), answer_ids=ids + 2**24, size=2), want)
+    equal(compiled(np.ones(4), answer_ids=ids + 2**24, size=2), want)
 
 
 def test_worked_numbers():
@@ -66,17 +67,17 @@ def test_the_closed_form_is_the_mean_over_every_set(size):
     ids[2], rewards[3] = 2, 1.0
     junk = np.where(where, rewards, np.nan)
     ours = compiled(junk, answer_ids=ids, where=where, size=size)
-    np.testing.assert_allclose(ours, every_set(rewards, ids, where, size), atol=2e-6)
+    close(ours, every_set(rewards, ids, where, size), atol=2e-6)
     order = rng.permutation(7)
     moved = compiled(junk[:, order], answer_ids=ids[:, order], where=where[:, order], size=size)
-    np.testing.assert_allclose(moved, np.asarray(ours)[:, order], atol=1e-6)
+    close(moved, np.asarray(ours)[:, order], atol=1e-6)
 
 
 def test_constant_diversity_is_a_mean_baseline_and_equal_rollouts_are_0():
     rewards = np.array([[1.0, 0.0, 0.5, 0.25]])
     ours = compiled(rewards, answer_ids=np.arange(4)[None], size=2)
     # A member's mean over sets moves by (N - n) / (n (N - 1)) of its reward.
-    np.testing.assert_allclose(ours, dr_grpo(rewards) / 3, atol=1e-6)
+    close(ours, dr_grpo(rewards) / 3, atol=1e-6)
     same = np.full((1, 4), 0.1)
     assert not np.asarray(compiled(same, answer_ids=np.full((1, 4), 3), size=2)).any()
     assert not np.asarray(compiled(rewards, answer_ids=np.arange(4)[None], size=4)).any()

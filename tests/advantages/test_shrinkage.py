@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, normal, quick
+from cheap import close, equal, grad, normal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -82,17 +82,15 @@ def ref_jspo(rewards, where, eps=1e-6):
 def test_worked_numbers(prior, mean, n, baseline, weight):
     rewards = np.asarray(np.arange(n) < mean * n, jnp.float32)
     got = shrinkage_baseline(rewards, prior=np.array(prior))
-    np.testing.assert_allclose(got, [baseline, weight], atol=1e-6)
-    np.testing.assert_allclose(
-        v05_baseline(rewards, prior=np.array(prior)), rewards - baseline, atol=1e-6
-    )
+    close(got, [baseline, weight], atol=1e-6)
+    close(v05_baseline(rewards, prior=np.array(prior)), rewards - baseline, atol=1e-6)
 
 
 def test_all_right_still_trains_unless_the_variance_is_the_sample_s():
     rewards, prior = np.ones((1, 4)), np.array([0.5])
-    np.testing.assert_allclose(v05_baseline(rewards, prior=prior), 0.125)
+    close(v05_baseline(rewards, prior=prior), 0.125)
     assert not v05_baseline(rewards, prior=prior, var="sample").any()
-    np.testing.assert_allclose(v05_baseline(rewards, prior=prior, var="max"), 0.125)
+    close(v05_baseline(rewards, prior=prior, var="max"), 0.125)
     assert not v05_baseline(rewards, prior=prior, scale="group").any()
 
 
@@ -100,7 +98,7 @@ def test_an_impossible_prior_is_neither_believed_forever_nor_divided_by():
     rewards = np.array([[1.0, 1.0, 0.0, 1.0]] * 2)
     baseline, weight = shrinkage_baseline(rewards, prior=np.array([0.0, 1.0]))
     assert (np.asarray(weight) > 0.99).all()
-    np.testing.assert_allclose(baseline, 0.75, atol=2e-3)
+    close(baseline, 0.75, atol=2e-3)
 
 
 @for_each("var", ["prior", "sample", "max"])
@@ -110,14 +108,14 @@ def test_an_impossible_prior_is_neither_believed_forever_nor_divided_by():
 def test_fusion_equals_float64(var, scale, rewards, prior, where):
     got = fused(rewards, prior=prior, where=where, var=var, scale=scale)
     expected = ref_v05(rewards, prior, where, var, scale)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5)
+    close(got, expected, rtol=1e-4, atol=2e-5)
     baseline, weight = shrinkage_baseline(rewards, prior=prior, where=where, var=var)
     rows = [
         ref_baseline(r[k].astype(np.float64), q, var)
         for r, k, q in zip(rewards, where, prior, strict=True)
     ]
-    np.testing.assert_allclose(baseline, [b for b, _ in rows], atol=2e-5)
-    np.testing.assert_allclose(weight, [w for _, w in rows], atol=2e-4)
+    close(baseline, [b for b, _ in rows], atol=2e-5)
+    close(weight, [w for _, w in rows], atol=2e-4)
 
 
 def test_more_rollouts_leave_a_wrong_prior():
@@ -131,9 +129,9 @@ def test_more_rollouts_leave_a_wrong_prior():
 
 def test_positive_part():
     d2 = np.array([0.0, 0.1, 0.25, 0.5, 1.0])
-    np.testing.assert_allclose(positive_part(d2, np.array(0.25)), [0, 0, 0, 0.5, 0.75])
+    close(positive_part(d2, np.array(0.25)), [0, 0, 0, 0.5, 0.75])
     bias = np.maximum(np.asarray(d2) - 0.25, 0)
-    np.testing.assert_allclose(positive_part(d2, np.array(0.25)), bias / (bias + 0.25), atol=1e-7)
+    close(positive_part(d2, np.array(0.25)), bias / (bias + 0.25), atol=1e-7)
     assert np.isfinite(grad(lambda d: positive_part(d, np.array(0.25)).sum())(d2)).all()
     assert np.isnan(positive_part(np.array(np.nan), np.array(0.1)))
 
@@ -155,8 +153,8 @@ def test_the_numbers_of_v05_on_rewards_of_minus_one_and_one(
     rewards = np.full((1, count), 0.5 + 0.5 * mean)
     halved = np.array([0.5 + 0.5 * prior])
     fused, share = shrinkage_baseline(rewards, prior=halved, var="bound")
-    np.testing.assert_allclose(2 * fused - 1, baseline, atol=2e-6)
-    np.testing.assert_allclose(share, weight, atol=2e-6)
+    close(2 * fused - 1, baseline, atol=2e-6)
+    close(share, weight, atol=2e-6)
     options = {"prior": halved, "cost": 0.0039 / 4, "var": "bound"}
     counts = np.array([count])
     assert bool(osla_continue(rewards[:, 0], counts, **options)[0]) == goes_on
@@ -175,7 +173,7 @@ def test_one_step_ahead():
         gain = [error(n, m, q, n) - error(n + 1, m, q, n) for n, m, q in zip(count, mean, prior)]  # noqa: B905
         expected = (count < 4) | ((count < 16) & (np.array(gain) > cost))
         got = osla_continue(mean, count, prior=prior, cost=cost)
-        np.testing.assert_array_equal(got, expected)
+        equal(got, expected)
     assert osla_continue(np.array([np.nan]), np.array([0]), prior=np.array([0.5])).all()
     assert not osla_continue(np.zeros(1), np.array([16]), prior=np.array([0.7]), cost=0.0).any()
 
@@ -184,25 +182,23 @@ def test_one_step_ahead():
 @given(rewards=eighths, where=kept)
 def test_pooling_equals_float64(rewards, where):
     got = pooled(rewards, where=where)
-    np.testing.assert_allclose(got, ref_jspo(rewards, where), rtol=1e-4, atol=2e-5)
+    close(got, ref_jspo(rewards, where), rtol=1e-4, atol=2e-5)
 
 
 def test_pooling_of_equal_groups_as_in_the_authors_code():
     rewards = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
     # For the first: v = (1/4 + 0) / 2, s = 1/16, so the share is 2/3 of the pool's mean 1/4.
-    np.testing.assert_allclose(pooled(rewards), [[0.5, 0.5], [-1.0, 1.0], [-0.5, -0.5]], atol=2e-5)
+    close(pooled(rewards), [[0.5, 0.5], [-1.0, 1.0], [-0.5, -0.5]], atol=2e-5)
 
 
 def test_pooling_without_another_group_is_rloo_and_ignores_a_shift():
     rewards = normal(0, (1, 5))
-    np.testing.assert_allclose(pooled(rewards), rloo(rewards), rtol=1e-5)
+    close(pooled(rewards), rloo(rewards), rtol=1e-5)
     only = np.arange(4)[:, None] == 1
     many = normal(1, (4, 5))
     where = np.broadcast_to(only, many.shape)
-    np.testing.assert_allclose(pooled(many, where=where), rloo(many, where=where), rtol=1e-5)
-    np.testing.assert_allclose(pooled(many + 2.0), pooled(many), rtol=1e-4, atol=1e-5)
+    close(pooled(many, where=where), rloo(many, where=where), rtol=1e-5)
+    close(pooled(many + 2.0), pooled(many), rtol=1e-4, atol=1e-5)
     order = np.array([2, 0, 3, 1])
-    np.testing.assert_allclose(pooled(many[order]), pooled(many)[order], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(
-        pooled(many.reshape(2, 2, 5)).reshape(4, 5), pooled(many), rtol=1e-5, atol=1e-6
-    )
+    close(pooled(many[order]), pooled(many)[order], rtol=1e-4, atol=1e-5)
+    close(pooled(many.reshape(2, 2, 5)).reshape(4, 5), pooled(many), rtol=1e-5, atol=1e-6)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import put, quick, value_and_grad
+from cheap import close, equal, put, quick, value_and_grad
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -36,7 +36,7 @@ def reference(rewards, values, where, *, ddof=1, eps=1e-8):
 def test_worked_numbers():
     rewards, values = np.array([[1.0], [0.0], [1.0], [0.0]]), np.array([0.5, 0.25, 0.75, 0.5])
     expected = [1.095445, -0.547723, 0.547723, -1.095445]
-    np.testing.assert_allclose(compiled(rewards, values)[:, 0], expected, atol=1e-6)
+    close(compiled(rewards, values)[:, 0], expected, atol=1e-6)
 
 
 @quick
@@ -45,12 +45,12 @@ def test_equals_the_reference(rewards, where, seed, ddof):
     # Sixteenths, so that equal differences are equal in float32 too.
     values = np.random.default_rng(seed).integers(0, 17, 4).astype(np.float32) / 16
     out = compiled(rewards, values, where=where, ddof=ddof)
-    np.testing.assert_allclose(out, reference(rewards, values, where, ddof=ddof), atol=2e-5)
+    close(out, reference(rewards, values, where, ddof=ddof), atol=2e-5)
     assert out.dtype == jnp.float32
     assert not np.asarray(out)[~where].any()
     if ddof == 1:
         gain = np.asarray(rewards - values[:, None])
-        np.testing.assert_allclose(out, batch_normalize(gain, where=where), atol=2e-6)
+        close(out, batch_normalize(gain, where=where), atol=2e-6)
 
 
 def test_dropped_rollouts_are_never_read_in_value_or_gradient():
@@ -66,7 +66,7 @@ def test_dropped_rollouts_are_never_read_in_value_or_gradient():
     for junk in (1e4, np.nan, np.inf):
         value, gradient = run(np.where(where, rewards, np.float32(junk)))
         assert value == clean
-        np.testing.assert_array_equal(gradient, slope)
+        equal(gradient, slope)
 
 
 def test_equal_differences_singletons_and_empty_batches_give_zero():
@@ -84,17 +84,15 @@ def test_the_tracker_is_read_before_it_is_updated():
     for _ in range(3):
         values = beta_tracker_value(state, ids)
         advantages, new = step(rewards, state, ids)
-        np.testing.assert_allclose(advantages, spo(rewards, values), rtol=1e-5, atol=1e-6)
+        close(advantages, spo(rewards, values), rtol=1e-5, atol=1e-6)
         expected = beta_tracker_update(state, ids, rewards, 0.875)
         for a, b in zip(new, expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+            close(a, b, rtol=1e-6)
         state = new
     # What the prompt earns now changes nothing in its baseline now.
     other, _ = step(np.array([[0.0, 0.0], [1.0, 1.0]]), state, ids)
     values = beta_tracker_value(state, ids)
-    np.testing.assert_allclose(
-        other, spo(np.array([[0.0, 0.0], [1.0, 1.0]]), values), rtol=1e-5, atol=1e-6
-    )
+    close(other, spo(np.array([[0.0, 0.0], [1.0, 1.0]]), values), rtol=1e-5, atol=1e-6)
 
 
 def test_the_factor_adapts_to_the_shift_of_each_prompt():
@@ -103,7 +101,7 @@ def test_the_factor_adapts_to_the_shift_of_each_prompt():
     rewards = np.array([[1.0], [0.0]])
     _, state = track.update(rewards, track.init(), prompt_ids=ids, policy_shift=shift)
     expected = beta_tracker_update(track.init(), ids, rewards, kl_forgetting(shift))
-    np.testing.assert_allclose(state.alpha, expected.alpha, rtol=1e-6)
+    close(state.alpha, expected.alpha, rtol=1e-6)
 
 
 @for_each("rho", [None, 0.875])
@@ -125,18 +123,18 @@ def test_a_new_prompt_starts_from_its_first_rollouts(rho):
     # The baseline of the first batch is (3 + 1/2) / 9, not 1/2.
     values = np.array([0.388889, 0.25, 0.5, 0.5])
     expected = spo(rewards, values, where=batch["where"])
-    np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-6)
+    close(advantages, expected, rtol=1e-5, atol=1e-6)
     keeps = 0.96 if rho is None else rho
     alpha = keeps * np.array([0.5, 2.0, 0.5, 3.111111, 0.5]) + [1, 0, 0, 1, 0]
     beta = keeps * np.array([0.5, 6.0, 0.5, 4.888889, 0.5]) + [0, 1, 0, 0, 0]
     alpha[[2, 4]] = beta[[2, 4]] = 0.5  # without a rollout that trains
-    np.testing.assert_allclose(after.alpha, alpha, rtol=1e-6)
-    np.testing.assert_allclose(after.beta, beta, rtol=1e-6)
+    close(after.alpha, alpha, rtol=1e-6)
+    close(after.beta, beta, rtol=1e-6)
     # Two rows of a new prompt have twice as many first rollouts: 8 (4 + 1/2) / 17.
     batch["prompt_ids"] = np.array([3, 3, 0, 4])
     batch["prefix_values"] = np.array([0.375, 0.125, np.nan, 1.0])[:, None, None]
     _, after = track.update(rewards, track.init(), **batch)
-    np.testing.assert_allclose(after.alpha[3], keeps * 8 * 4.5 / 17 + 1, rtol=1e-6)
+    close(after.alpha[3], keeps * 8 * 4.5 / 17 + 1, rtol=1e-6)
 
 
 def test_a_foreign_prompt_is_loud_unless_all_its_rollouts_are_dropped():
@@ -175,13 +173,13 @@ def test_mssr_steps_as_written_out_by_hand():
     alpha, window = np.array([4.0, 4.0]), []
     for batch, kl in enumerate([123.0, 0.004, 0.006, 0.03]):
         advantages, state = step(state, jnp.float32(kl))
-        np.testing.assert_allclose(advantages, [[1.0], [-1.0]], rtol=1e-5)
+        close(advantages, [[1.0], [-1.0]], rtol=1e-5)
         if batch:  # before the first update there was no KL to measure
             window = [*window, kl][-2:]
         tau = np.mean(window) / 0.01 if window else None
         rho = 0.9175 if tau is None else 0.875 if tau > 1 else 0.875 + tau * 0.085
         alpha = rho * alpha + [1.0, 0.0]
-        np.testing.assert_allclose(state.rates.alpha, alpha, rtol=1e-5)
+        close(state.rates.alpha, alpha, rtol=1e-5)
     assert int(state.batches) == 4
 
 
@@ -191,7 +189,7 @@ def test_mssr_divides_by_the_population_deviation():
     advantages, _ = track.update(
         rewards, track.init(), prompt_ids=np.arange(3), last_kl=jnp.float32(0)
     )
-    np.testing.assert_allclose(advantages, spo(rewards, np.full(3, 0.5), ddof=0), rtol=1e-6)
+    close(advantages, spo(rewards, np.full(3, 0.5), ddof=0), rtol=1e-6)
 
 
 @for_each("make", [spo_tracker, mssr_tracker])
@@ -203,4 +201,4 @@ def test_transforms_compare_by_value_and_chain(make):
     rewards, context = np.array([[1.0], [0.0]]), {"prompt_ids": np.arange(2), "last_kl": 0.0}
     out, _ = both.update(rewards, both.init(), **context)
     alone, _ = jax.jit(make(num_prompts=2).update)(rewards, both.init()[0], **context)
-    np.testing.assert_array_equal(out, -alone)
+    equal(out, -alone)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad
+from cheap import close, equal, grad
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -100,13 +100,13 @@ def test_worked_numbers_of_gigpo():
     by_rollouts = gigpo_of(rewards, **WORKED)
     step = np.array([[4.5125, 4.75, 0.0], [-4.5125, -4.75, 0.0]])
     base = np.array([[4.0, 4.0, 4.0], [-6.0, -6.0, 0.0]])
-    np.testing.assert_allclose(by_turns, base + step, rtol=1e-6)
+    close(by_turns, base + step, rtol=1e-6)
     expected = [[9.5125, 9.75, 5.0], [-9.5125, -9.75, 0.0]]
-    np.testing.assert_allclose(by_rollouts, expected, rtol=1e-6)
+    close(by_rollouts, expected, rtol=1e-6)
     scaled = gigpo_of(rewards, episode="turns", scale="group", **WORKED)
     step = np.array([[0.7071, 0.7071, 0.0], [-0.7071, -0.7071, 0.0]])
     base = np.array([[0.7303, 0.7303, 0.7303], [-1.0954, -1.0954, 0.0]])
-    np.testing.assert_allclose(scaled, base + step, atol=2e-4)
+    close(scaled, base + step, atol=2e-4)
 
 
 def test_worked_numbers_of_hgpo():
@@ -114,7 +114,7 @@ def test_worked_numbers_of_hgpo():
     states = np.array([[0, 1, 2], [0, 1, 2], [0, 4, 2]])
     out = hgpo_of(returns[:, 0], turn_rewards=returns, state_ids=states, gamma=0.0, scale="none")
     expected = [[0.4667, 0.475, 0.4926], [-0.4333, -0.475, -0.5074], [-0.0333, 0.0, 0.0667]]
-    np.testing.assert_allclose(out, expected, atol=6e-5)
+    close(out, expected, atol=6e-5)
 
 
 @for_each(("scale", "episode"), [("none", "rollouts"), ("group", "turns")])
@@ -123,7 +123,7 @@ def test_gigpo_equals_the_step_table(scale, episode):
         rewards, batch = sample(seed)
         out = gigpo_of(rewards, gamma=0.9, omega=0.7, scale=scale, episode=episode, **batch)
         expected = reference_gigpo(rewards, batch, scale, episode, 0.7)
-        np.testing.assert_allclose(out, expected, atol=2e-5)
+        close(out, expected, atol=2e-5)
 
 
 @for_each(("history", "scale"), [(2, "group"), (1, "none")])
@@ -132,7 +132,7 @@ def test_hgpo_equals_the_step_table(history, scale):
         rewards, batch = sample(seed)
         out = hgpo_of(rewards, gamma=0.9, history=history, alpha=0.5, scale=scale, **batch)
         expected = reference_hgpo(batch, history, 0.5, scale)
-        np.testing.assert_allclose(out, expected, atol=2e-5)
+        close(out, expected, atol=2e-5)
 
 
 def test_without_shared_states_gigpo_is_grpo_and_hgpo_has_only_the_episode():
@@ -140,20 +140,18 @@ def test_without_shared_states_gigpo_is_grpo_and_hgpo_has_only_the_episode():
     apart = batch | {"state_ids": np.arange(48).reshape(3, 4, 4)}
     taken = batch["turn_where"] & batch["where"][..., None]
     group = np.where(taken, np.asarray(grpo(rewards, where=batch["where"]))[..., None], 0.0)
-    np.testing.assert_allclose(gigpo_of(rewards, scale="group", **apart), group, atol=1e-6)
-    np.testing.assert_allclose(
-        gigpo_of(rewards, scale="group", omega=0.0, **batch), group, atol=1e-6
-    )
+    close(gigpo_of(rewards, scale="group", **apart), group, atol=1e-6)
+    close(gigpo_of(rewards, scale="group", omega=0.0, **batch), group, atol=1e-6)
     assert not np.asarray(hgpo_of(rewards, **apart)).any()
     with_episode = hgpo_of(rewards, episode="rollouts", **apart)
-    np.testing.assert_allclose(with_episode, group, atol=1e-5)
+    close(with_episode, group, atol=1e-5)
 
 
 def test_hgpo_without_history_is_the_step_of_gigpo():
     rewards, batch = sample(6)
     step = gigpo_of(np.zeros_like(rewards), gamma=0.9, **batch)
     out = hgpo_of(rewards, history=0, gamma=0.9, scale="none", **batch)
-    np.testing.assert_allclose(out, step, atol=1e-5)
+    close(out, step, atol=1e-5)
 
 
 def test_a_lone_rollout_is_zero_or_raw():
@@ -168,14 +166,10 @@ def test_ids_only_have_to_be_equal():
     named = np.array([-5, 900, 2**31 - 1, 17])[batch["state_ids"] + 1]
     for function in (gigpo_of, hgpo_of):
         out = function(rewards, **batch)
-        np.testing.assert_allclose(
-            function(rewards, **batch | {"state_ids": named}), out, atol=1e-6
-        )
+        close(function(rewards, **batch | {"state_ids": named}), out, atol=1e-6)
     order = [2, 0, 3, 1]
     moved = {name: x[:, order] for name, x in batch.items()}
-    np.testing.assert_allclose(
-        hgpo_of(rewards[:, order], **moved), np.asarray(out)[:, order], atol=1e-5
-    )
+    close(hgpo_of(rewards[:, order], **moved), np.asarray(out)[:, order], atol=1e-5)
 
 
 def test_junk_of_dropped_turns_is_never_read_and_one_group_is_alone():
@@ -188,9 +182,9 @@ def test_junk_of_dropped_turns_is_never_read_and_one_group_is_alone():
     loud = np.where(batch["where"], rewards, np.nan)
     for function in (gigpo_of, hgpo_of):
         out = function(rewards, **batch)
-        np.testing.assert_array_equal(function(loud, **junk), out)
+        equal(function(loud, **junk), out)
         one = function(rewards[1], **{name: x[1] for name, x in batch.items()})
-        np.testing.assert_allclose(one, out[1], atol=1e-6)
+        close(one, out[1], atol=1e-6)
 
     def total(r):
         return jnp.sum(gigpo(rewards, **junk | {"turn_rewards": r}, scale="group") ** 2)
@@ -211,7 +205,7 @@ BASE = np.array([1.0, -1.0, 0.5])
 def test_worked_numbers_of_salt():
     out = salt_of(BASE, history=0, **EDGES)
     third = 0.5 / 3
-    np.testing.assert_allclose(out, [[0.0, third], [0.0, third], [0.5, third]], atol=1e-6)
+    close(out, [[0.0, third], [0.0, third], [0.5, third]], atol=1e-6)
     # What came before the second turn of the third rollout was another turn.
     assert salt_of(BASE, history=1, **EDGES).tolist() == [[0.0, 0.0], [0.0, 0.0], [0.5, 0.5]]
 
@@ -219,13 +213,13 @@ def test_worked_numbers_of_salt():
 def test_salt_leaves_what_is_not_shared_and_averages_what_is():
     apart = EDGES | {"action_ids": np.arange(6).reshape(3, 2)}
     out = salt_of(BASE, history=0, **apart)
-    np.testing.assert_array_equal(out, np.broadcast_to(BASE[:, None], (3, 2)))
+    equal(out, np.broadcast_to(BASE[:, None], (3, 2)))
     for base in (grpo, rloo):
         advantages = base(np.array([1.0, 0.0, 0.25]))
         same = {name: np.zeros((3, 2), jnp.int32) for name in EDGES}
-        np.testing.assert_allclose(salt_of(advantages, history=0, **same), 0.0, atol=1e-6)
+        close(salt_of(advantages, history=0, **same), 0.0, atol=1e-6)
     none = EDGES | {"state_ids": np.full((3, 2), -1)}
-    np.testing.assert_array_equal(salt_of(BASE, **none), np.broadcast_to(BASE[:, None], (3, 2)))
+    equal(salt_of(BASE, **none), np.broadcast_to(BASE[:, None], (3, 2)))
 
 
 def test_salt_may_ignore_the_next_state():
@@ -240,22 +234,22 @@ def test_salt_counts_rollouts_or_turns():
     where = np.array([[True, True], [True, False]])
     base = np.array([1.0, -0.5])
     by_rollout = salt_of(base, history=0, turn_where=where, **twice)
-    np.testing.assert_allclose(by_rollout, [[0.25, 0.25], [0.25, 0.0]], atol=1e-6)
+    close(by_rollout, [[0.25, 0.25], [0.25, 0.0]], atol=1e-6)
     by_turn = salt_of(base, history=0, turn_where=where, count="turn", **twice)
-    np.testing.assert_allclose(by_turn, [[0.5, 0.5], [0.5, 0.0]], atol=1e-6)
+    close(by_turn, [[0.5, 0.5], [0.5, 0.0]], atol=1e-6)
     rng = np.random.default_rng(9)
     ids = {name: rng.integers(0, 2, (2, 5, 4)) for name in EDGES}
     advantages = rng.normal(size=(2, 5)).astype(np.float32)
     for history in (0, 2):
         merged = salt_of(advantages, history=history, count="turn", **ids)
-        np.testing.assert_allclose(merged.sum((-1, -2)), 4 * advantages.sum(-1), atol=1e-5)
+        close(merged.sum((-1, -2)), 4 * advantages.sum(-1), atol=1e-5)
 
 
 def test_salt_with_a_full_history_shares_common_beginnings_alone():
     states = np.array([[0, 1, 2], [0, 1, 2], [3, 1, 2]])
     ids = {"state_ids": states, "action_ids": states, "next_state_ids": states}
     out = salt_of(BASE, history=3, **ids)
-    np.testing.assert_allclose(out, [[0.0] * 3, [0.0] * 3, [0.5] * 3], atol=1e-6)
+    close(out, [[0.0] * 3, [0.0] * 3, [0.5] * 3], atol=1e-6)
     # One edge before is not enough to tell the third turns apart.
     assert float(salt_of(BASE, history=1, **ids)[2, 2]) == pytest.approx(0.5 / 3)
 
@@ -288,4 +282,4 @@ def test_ids_of_a_batch_are_compared_within_a_group():
         batch["state_ids"] >= 0
     )
     out = jr.advantages.gigpo(rewards, **batch | {"state_ids": shifted})
-    np.testing.assert_allclose(out, gigpo_of(rewards, **batch), atol=1e-6)
+    close(out, gigpo_of(rewards, **batch), atol=1e-6)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import close, equal
 from rows import for_each
 
 from jaxrl_llm.advantages import dcpo_distribution, sampled_entropy, temperature_logp
@@ -50,9 +51,9 @@ def test_temperature_has_the_worked_numbers():
     targets = np.arange(3)
     base = temperature_logp(logits, targets, temperature=1.0)
     hot = temperature_logp(logits, targets, temperature=1.2)
-    np.testing.assert_allclose(np.exp(base), [0.8438, 0.1142, 0.0420], atol=5e-5)
-    np.testing.assert_allclose(np.exp(hot), [0.7868, 0.1486, 0.0646], atol=5e-5)
-    np.testing.assert_allclose(np.exp(hot - base), [0.9325, 1.3014, 1.5374], atol=5e-5)
+    close(np.exp(base), [0.8438, 0.1142, 0.0420], atol=5e-5)
+    close(np.exp(hot), [0.7868, 0.1486, 0.0646], atol=5e-5)
+    close(np.exp(hot - base), [0.9325, 1.3014, 1.5374], atol=5e-5)
 
 
 @for_each(("entropy", "expected"), [(0.45, 0.1111), (0.3, 0.2), (0.5, 0.0), (0.7, 0.2)])
@@ -64,24 +65,21 @@ def test_strength_has_the_worked_numbers(entropy, expected):
         np.zeros(5), mask, rewards=rewards, old_logp=logp, hot_logp=logp, cold_logp=logp,
         policy_entropy=jnp.float32(entropy),
     )  # fmt: skip
-    np.testing.assert_allclose(out[:, 0], expected * rewards, atol=5e-5)
+    close(out[:, 0], expected * rewards, atol=5e-5)
 
 
 @for_each("entropy", [0.0, 0.45, 0.5, 0.55, 3.0])
 def test_equals_the_float64_reference(entropy):
     for seed in range(3):
         x = sample(seed) | {"policy_entropy": jnp.float32(entropy)}
-        np.testing.assert_allclose(call(x), reference(x), atol=2e-6)
+        close(call(x), reference(x), atol=2e-6)
 
 
 def test_without_good_rollouts_or_at_the_target_nothing_changes():
     x = sample(1)
     spread = np.where(x["mask"] & x["where"][..., None], x["advantages"][..., None], 0.0)
-    for change in (
-        {"rewards": np.zeros_like(x["rewards"])},
-        {"policy_entropy": jnp.float32(0.5)},
-    ):
-        np.testing.assert_array_equal(call(x | change), spread)
+    for change in ({"rewards": np.zeros_like(x["rewards"])}, {"policy_entropy": jnp.float32(0.5)}):
+        equal(call(x | change), spread)
     empty = call(x | {"where": np.zeros_like(x["where"])})
     assert not np.asarray(empty).any()
 
@@ -89,13 +87,13 @@ def test_without_good_rollouts_or_at_the_target_nothing_changes():
 def test_the_entropy_may_come_from_a_controller():
     x = sample(2)
     spread = x | {"policy_entropy": np.full((SHAPE[0], 1, 1), 0.45)}
-    np.testing.assert_array_equal(call(spread), call(x))
+    equal(call(spread), call(x))
 
 
 def test_token_advantages_are_mixed_as_they_are():
     x = sample(3)
     tokens = np.broadcast_to(x["advantages"][..., None], SHAPE)
-    np.testing.assert_array_equal(call(x | {"advantages": tokens}), call(x))
+    equal(call(x | {"advantages": tokens}), call(x))
     assert traits_of(dcpo_distribution).token_values
 
 
@@ -108,14 +106,14 @@ def test_the_controller_hands_on_the_entropy_of_the_batch_before():
         logp = -rng.exponential(size=SHAPE).astype(np.float32)
         mask = rng.random(SHAPE) < 0.5
         value, state = step(state, np.where(mask, logp, np.nan), mask)
-        np.testing.assert_allclose(value, expected, rtol=1e-6)
+        close(value, expected, rtol=1e-6)
         expected = -logp[mask].mean()
     # Tokens of a rollout that takes no part do not count.
     mask, where = np.ones(SHAPE, bool), np.arange(3) < [[2], [1]]
     logp = np.where(where[..., None] & mask, -0.5, np.nan).astype(np.float32)
     _, other = control.update(None, state, old_logp=logp, mask=mask, where=where)
-    np.testing.assert_allclose(other.entropy, 0.5, rtol=1e-6)
+    close(other.entropy, 0.5, rtol=1e-6)
     # A batch without a token leaves it.
     _, state = step(state, np.full(SHAPE, np.nan), np.zeros(SHAPE, bool))
-    np.testing.assert_allclose(state.entropy, expected, rtol=1e-6)
+    close(state.entropy, expected, rtol=1e-6)
     assert sampled_entropy() == sampled_entropy() != sampled_entropy(start=1.0)

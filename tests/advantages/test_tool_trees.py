@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from cheap import put
+from cheap import close, equal, put
 from rows import for_each
 
 from jaxrl_llm.advantages import (
@@ -22,9 +22,9 @@ STEPS, THERE = np.array([[0, 2], [0, 3], [1, 4]]), np.ones((3, 2), bool)
 def test_worked_numbers():
     outcome = np.array([1.0, 0.0, 0.0])
     values = values_of(outcome, STEPS, turn_where=THERE)
-    np.testing.assert_allclose(values, [[0.475, 1.0], [0.475, 0.0], [0.0, 0.0]], atol=1e-6)
+    close(values, [[0.475, 1.0], [0.475, 0.0], [0.0, 0.0]], atol=1e-6)
     forks = forks_of(values, STEPS, turn_where=THERE)
-    np.testing.assert_allclose(forks, [[0.2375, 0.5], [0.2375, -0.5], [-0.2375, 0.0]], atol=1e-6)
+    close(forks, [[0.2375, 0.5], [0.2375, -0.5], [-0.2375, 0.0]], atol=1e-6)
     # An earlier success is worth more.
     short = values_of(outcome, STEPS, turn_where=put(THERE, np.s_[0, 1], False))
     assert short[0, 0] == 0.5 and short[0, 1] == 0.0
@@ -37,7 +37,7 @@ def test_a_table_of_nodes_has_the_same_advantages():
         forks = forks_of(values[STEPS], STEPS, turn_where=THERE, **options)
         more = {"ddof": 1, "eps": 1e-6} if options else {}
         table = sibling_advantages(values, parents, **options, **more)
-        np.testing.assert_allclose(forks, table[STEPS], rtol=1e-6)
+        close(forks, table[STEPS], rtol=1e-6)
         assert np.abs(forks).max() >= 0.5
 
 
@@ -47,9 +47,9 @@ def test_values_that_differ_by_rounding_are_equal():
     near = np.array([[30.1], [np.nextafter(np.float32(30.1), np.float32(np.inf))]])
     for scale in (None, "std"):
         forks = forks_of(near, steps, turn_where=there, scale=scale)
-        np.testing.assert_array_equal(forks, np.zeros((2, 1)))
+        equal(forks, np.zeros((2, 1)))
     forks = forks_of(np.array([[30.1], [30.2]]), steps, turn_where=there, scale="std")
-    np.testing.assert_allclose(np.abs(forks[:, 0]), 0.5**0.5 * np.ones(2), rtol=1e-4)
+    close(np.abs(forks[:, 0]), 0.5**0.5 * np.ones(2), rtol=1e-4)
 
 
 def tree(seed, G=7, K=4):
@@ -105,14 +105,14 @@ def test_every_turn_equals_a_walk_over_the_tree(seed):
         }
         v = np.array([value(node, k) for node in sorted(family)])
         mine = value(steps[g, k], k)
-        np.testing.assert_allclose(values[g, k], mine, atol=1e-5)
-        np.testing.assert_allclose(forks[g, k], mine - v.mean(), atol=1e-5)
+        close(values[g, k], mine, atol=1e-5)
+        close(forks[g, k], mine - v.mean(), atol=1e-5)
         unit = (mine - v.mean()) / (v.std(ddof=1) + 1e-6) if len(v) > 1 else 0.0
-        np.testing.assert_allclose(scaled[g, k], unit, atol=1e-3)
+        close(scaled[g, k], unit, atol=1e-3)
     order = rng.permutation(G)
     moved = {name: x[order] for name, x in options.items()}
     again = forks_of(np.asarray(values)[order], steps[order], **moved)
-    np.testing.assert_allclose(again, np.asarray(forks)[order], atol=1e-6)
+    close(again, np.asarray(forks)[order], atol=1e-6)
 
 
 def test_turns_of_tokens_and_no_forks():
@@ -124,8 +124,8 @@ def test_turns_of_tokens_and_no_forks():
     arrays = {"node_ids": ids, "mask": mask, "turn_ids": turn_ids, "turn_where": there}
     outcome = grpo(rewards)[:, None]
     alone = portool(rewards, **arrays, fork_weight=0.0)
-    np.testing.assert_allclose(alone, np.repeat(outcome, 2, 1), atol=1e-6)
+    close(alone, np.repeat(outcome, 2, 1), atol=1e-6)
     both = portool(rewards, **arrays, gamma=1.0, trajectory_weight=2.0)
     # First turns are worth 0.75 and 0; the second ones of the first two fork.
     forks = np.array([[0.375, 0.25], [0.375, -0.25], [-0.375, 0.0]])
-    np.testing.assert_allclose(both, 2 * np.asarray(outcome) + forks, atol=1e-5)
+    close(both, 2 * np.asarray(outcome) + forks, atol=1e-5)

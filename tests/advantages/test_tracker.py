@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad, quick
+from cheap import close, equal, grad, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.test_util import check_grads
@@ -46,19 +46,19 @@ def reference(alpha, beta, ids, rewards, rho, where):
 
 def test_init_has_the_worked_numbers():
     state = beta_tracker_init(np.array([3.0]), 8)
-    np.testing.assert_allclose(state.alpha, [3.111111], rtol=1e-6)
-    np.testing.assert_allclose(state.beta, [4.888889], rtol=1e-6)
-    np.testing.assert_allclose(beta_tracker_value(state, np.array([0])), [0.388889], rtol=1e-5)
+    close(state.alpha, [3.111111], rtol=1e-6)
+    close(state.beta, [4.888889], rtol=1e-6)
+    close(beta_tracker_value(state, np.array([0])), [0.388889], rtol=1e-5)
     # The share of the prompt's weight sqrt(v (1 - v)) + 0.05 among two, the other at 0.
     shares = uncertainty_sampling_weights(np.array([0.388889, 0.0]))
-    np.testing.assert_allclose(shares[0] / shares[1] * 0.05, 0.537498, rtol=1e-5)
+    close(shares[0] / shares[1] * 0.05, 0.537498, rtol=1e-5)
 
 
 def test_init_without_samples():
     # Without samples SPO starts at 1/2 and 1/2; MSSR at a value of 1/2 with the full weight.
     spo = beta_tracker_init(np.array([0.0, 1.0]), np.array([0, 1]))
-    np.testing.assert_allclose(spo.alpha, [0.5, 8 * 1.5 / 2])
-    np.testing.assert_allclose(spo.beta, [0.5, 8 * 0.5 / 2])
+    close(spo.alpha, [0.5, 8 * 1.5 / 2])
+    close(spo.beta, [0.5, 8 * 0.5 / 2])
     mssr = beta_tracker_init(np.array([0, 1]), np.array([0, 1]), smoothing=0.0)
     assert mssr.alpha.tolist() == [4.0, 8.0]
     assert mssr.beta.tolist() == [4.0, 0.0]
@@ -69,14 +69,14 @@ def test_update_has_the_worked_numbers():
     state = beta_tracker_init(np.array([3.0]), 8)
     ids, right = np.array([0]), np.array([[1.0]])
     still = update(state, ids, right, kl_forgetting(np.array([0.0])))
-    np.testing.assert_allclose(still.alpha, [3.986667], rtol=1e-6)
-    np.testing.assert_allclose(still.beta, [4.693333], rtol=1e-6)
-    np.testing.assert_allclose(beta_tracker_value(still, ids), [0.459293], rtol=1e-5)
-    np.testing.assert_allclose(kl_forgetting(np.array([0.01])), [0.890899], rtol=1e-6)
+    close(still.alpha, [3.986667], rtol=1e-6)
+    close(still.beta, [4.693333], rtol=1e-6)
+    close(beta_tracker_value(still, ids), [0.459293], rtol=1e-5)
+    close(kl_forgetting(np.array([0.01])), [0.890899], rtol=1e-6)
     moved = update(state, ids, right, kl_forgetting(np.array([0.06])))
-    np.testing.assert_allclose(beta_tracker_value(moved, ids), [0.465278], rtol=1e-5)
+    close(beta_tracker_value(moved, ids), [0.465278], rtol=1e-5)
     raw = kl_forgetting(np.array([0.06]), low=0.0)
-    np.testing.assert_allclose(raw, [0.5], rtol=1e-6)
+    close(raw, [0.5], rtol=1e-6)
 
 
 @quick
@@ -93,8 +93,8 @@ def test_equals_the_reference_with_duplicates_and_foreign_ids(ids, seed, per_row
     state = start()
     new = update(state, np.array(ids), rewards, rho, where=where)
     alpha, beta = reference(state.alpha, state.beta, ids, rewards, rho, where)
-    np.testing.assert_allclose(new.alpha, alpha, rtol=1e-5)
-    np.testing.assert_allclose(new.beta, beta, rtol=1e-5)
+    close(new.alpha, alpha, rtol=1e-5)
+    close(new.beta, beta, rtol=1e-5)
 
 
 def test_several_rows_of_one_prompt_may_stand_in_any_order():
@@ -102,14 +102,14 @@ def test_several_rows_of_one_prompt_may_stand_in_any_order():
     one = update(start(), np.array([2, 2, 0]), rewards, rho)
     other = update(start(), np.array([0, 2, 2]), rewards[::-1], rho[::-1])
     for a, b in zip(one, other, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+        close(a, b, rtol=1e-6)
 
 
 def test_the_weight_tends_to_that_of_the_constant_factor():
     state, ids = start(), np.array([0])
     for step in range(80):
         state = update(state, ids, np.array([[float(step % 2)]]), np.array([0.8]))
-    np.testing.assert_allclose(state.alpha[0] + state.beta[0], 1 / (1 - 0.8), rtol=1e-5)
+    close(state.alpha[0] + state.beta[0], 1 / (1 - 0.8), rtol=1e-5)
 
 
 def test_a_foreign_id_changes_nothing_and_its_value_is_nan():
@@ -119,7 +119,7 @@ def test_a_foreign_id_changes_nothing_and_its_value_is_nan():
         assert np.isnan(beta_tracker_value(state, ids)).all()
         new = update(state, ids, np.array([[1.0]]), np.array([0.5]))
         for a, b in zip(new, state, strict=True):
-            np.testing.assert_array_equal(a, b)
+            equal(a, b)
 
 
 def test_dropped_rollouts_are_never_read_and_a_prompt_without_one_is_not_visited():
@@ -137,7 +137,7 @@ def test_eager_equals_compiled_and_bfloat16_is_counted_in_float32():
     compiled = update(start(), ids, rewards, 0.875)
     for a, b in zip(eager, compiled, strict=True):
         assert a.dtype == jnp.float32
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+        close(a, b, rtol=1e-6)
 
 
 @for_each(
@@ -152,24 +152,24 @@ def test_eager_equals_compiled_and_bfloat16_is_counted_in_float32():
 )
 def test_discount_of_a_window(kl, monotone, two_sided):
     window = np.array([0.5 * kl, 1.5 * kl])
-    np.testing.assert_allclose(window_kl_discount(window), two_sided, atol=1e-6)
-    np.testing.assert_allclose(window_kl_discount(window, rule="monotone"), monotone, atol=1e-6)
+    close(window_kl_discount(window), two_sided, atol=1e-6)
+    close(window_kl_discount(window, rule="monotone"), monotone, atol=1e-6)
 
 
 @for_each("rule", ["two_sided", "monotone"])
 def test_only_measured_entries_of_a_window_count(rule):
     window = np.array([0.004, 0.006, np.nan])
-    np.testing.assert_allclose(window_kl_discount(window, count=2, rule=rule), 0.9175, rtol=1e-6)
-    np.testing.assert_allclose(window_kl_discount(window, count=0, rule=rule), 0.9175, rtol=1e-6)
+    close(window_kl_discount(window, count=2, rule=rule), 0.9175, rtol=1e-6)
+    close(window_kl_discount(window, count=0, rule=rule), 0.9175, rtol=1e-6)
 
 
 def test_sampling_weights_are_probabilities_that_favor_the_unsure():
     values = np.array([[0.0, 0.5, 1.0, 0.9], [0.2, 0.2, 0.2, 0.2]])
     shares = np.asarray(uncertainty_sampling_weights(values))
-    np.testing.assert_allclose(shares.sum(-1), 1.0, rtol=1e-6)
+    close(shares.sum(-1), 1.0, rtol=1e-6)
     assert shares[0].argmax() == 1
-    np.testing.assert_allclose(shares[1], 0.25, rtol=1e-6)
-    np.testing.assert_array_equal(uncertainty_sampling_weights(np.ones((1, 4)), explore=0.0), 0.25)
+    close(shares[1], 0.25, rtol=1e-6)
+    equal(uncertainty_sampling_weights(np.ones((1, 4)), explore=0.0), 0.25)
 
 
 def test_gradients():

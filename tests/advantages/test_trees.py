@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, put
+from cheap import close, grad, put
 from rows import for_each
 
 from jaxrl_llm.advantages import (
@@ -33,21 +33,21 @@ LEAVES = np.array([9.0, 9.0, 9.0, 1.0, 0.0, 1.0, 1.0])
 
 def test_the_worked_tree():
     rewards = rewards_of(PARENTS, DEPTH, LEAVES, max_depth=2)
-    np.testing.assert_allclose(rewards[:3], [0.75, 0.5, 1.0])
+    close(rewards[:3], [0.75, 0.5, 1.0])
     ours = advantages_of(rewards, DEPTH, np.zeros(7, int), trees=1, max_depth=2)
-    np.testing.assert_allclose(ours, [0, -0.707107, 0.707107, 0.5, -1.5, 0.5, 0.5], atol=1e-5)
+    close(ours, [0, -0.707107, 0.707107, 0.5, -1.5, 0.5, 0.5], atol=1e-5)
 
 
 def test_the_worked_tree_of_segments():
     values = rewards_of(PARENTS, DEPTH, LEAVES, max_depth=2, over="children")
-    np.testing.assert_allclose(values[:3], [0.75, 0.5, 1.0])
+    close(values[:3], [0.75, 0.5, 1.0])
     edges = np.asarray(siblings_of(values, PARENTS))
-    np.testing.assert_allclose(edges, [0, -0.25, 0.25, 0.5, -0.5, 0, 0])
+    close(edges, [0, -0.25, 0.25, 0.5, -0.5, 0, 0])
     scaled = siblings_of(values, PARENTS, scale="std")
-    np.testing.assert_allclose(scaled, [0, -1, 1, 1, -1, 0, 0], rtol=1e-6)
+    close(scaled, [0, -1, 1, 1, -1, 0, 0], rtol=1e-6)
     # Path sums telescope.
     for leaf, parent in ((3, 1), (4, 1), (5, 2), (6, 2)):
-        np.testing.assert_allclose(edges[leaf] + edges[parent], LEAVES[leaf] - 0.75, rtol=1e-6)
+        close(edges[leaf] + edges[parent], LEAVES[leaf] - 0.75, rtol=1e-6)
     # A child that ended early counts as much as its sibling's two.
     ragged = (
         np.array([-1, 0, 0, 1, 1]),
@@ -99,15 +99,15 @@ def test_rewards_equal_a_walk_over_the_tree(seed):
     parents, depth, tree, rng = random_trees(seed)
     leaf_rewards, logp = rng.normal(size=(2, 24)).astype(np.float32)
     ours = rewards_of(parents, depth, leaf_rewards, max_depth=4)
-    np.testing.assert_allclose(ours, plain(parents, np.float64(leaf_rewards)), atol=1e-5)
+    close(ours, plain(parents, np.float64(leaf_rewards)), atol=1e-5)
     ours = rewards_of(parents, depth, leaf_rewards, max_depth=4, edge_logp=50.0 * logp)
     expected = plain(parents, np.float64(leaf_rewards), 50.0 * np.float64(logp))
-    np.testing.assert_allclose(ours, expected, atol=1e-4)
+    close(ours, expected, atol=1e-4)
     flat = rewards_of(parents, depth, leaf_rewards, max_depth=4, edge_logp=logp, alpha=0.0)
     even = plain(parents, np.float64(leaf_rewards), np.zeros(24))
-    np.testing.assert_allclose(flat, even, atol=1e-5)
+    close(flat, even, atol=1e-5)
     mean = np.float64(rewards_of(parents, depth, leaf_rewards, max_depth=4, over="children"))
-    np.testing.assert_allclose(mean, even, atol=1e-5)
+    close(mean, even, atol=1e-5)
     for scale in (None, "std"):
         options = {"scale": scale} if scale is None else {"scale": scale, "ddof": 0}
         edges = siblings_of(mean.astype(np.float32), parents, tree_ids=tree, **options)
@@ -117,7 +117,7 @@ def test_rewards_equal_a_walk_over_the_tree(seed):
             expected = mean[i] - x.mean()
             if scale == "std":
                 expected = 0.0 if len(x) == 1 else expected / (x.std() + 1e-8)
-            np.testing.assert_allclose(edges[i], expected, atol=1e-4)
+            close(edges[i], expected, atol=1e-4)
     advantages = advantages_of(ours, depth, tree, trees=2, max_depth=4, bound=1.2)
     for t in range(2):
         for d in range(5):
@@ -126,7 +126,7 @@ def test_rewards_equal_a_walk_over_the_tree(seed):
             z = np.zeros(len(rows))
             if len(rows) > 1 and x.std(ddof=1) >= 1e-6:
                 z = np.clip((x - x.mean()) / (x.std(ddof=1) + 1e-8), -1.2, 1.2)
-            np.testing.assert_allclose(advantages[rows], z, atol=1e-4)
+            close(advantages[rows], z, atol=1e-4)
 
 
 def forked_rows(seed, G=6, T=9):
@@ -201,9 +201,9 @@ def test_tokens_have_the_advantage_of_their_node(seed):
             v = np.array([mean_value(c, depth) for c in family])
             for node, x in zip(family, v, strict=True):
                 tokens = mask & (ids == node) & where[:, None]
-                np.testing.assert_allclose(np.asarray(segments)[tokens], x - v.mean(), atol=1e-4)
+                close(np.asarray(segments)[tokens], x - v.mean(), atol=1e-4)
                 unit = 0.0 if len(v) == 1 else (x - v.mean()) / (v.std() + 1e-8)
-                np.testing.assert_allclose(np.asarray(scaled)[tokens], unit, atol=1e-4)
+                close(np.asarray(scaled)[tokens], unit, atol=1e-4)
     # A token's mean over the rows that have it, and each segment once, with its uncertain tokens.
     shared = np.asarray(shared_of(junk, ids, mask, where=where))
     keep = np.asarray(segment_tokens(segments, mask, ids, logp, max_prob=0.5))
@@ -214,14 +214,14 @@ def test_tokens_have_the_advantage_of_their_node(seed):
                 assert shared[g, t] == 0 and not keep[g, t]
                 continue
             rows = [h for h in present if mask[h, t] and ids[h, t] == ids[g, t]]
-            np.testing.assert_allclose(shared[g, t], np.mean(rewards[rows]), atol=1e-5)
+            close(shared[g, t], np.mean(rewards[rows]), atol=1e-5)
             new = (ids[g, t], t) not in seen
             seen.add((ids[g, t], t))
             differs = abs(float(segments[g, t])) > 0
             assert keep[g, t] == (new and differs and np.exp(old_logp[g, t]) < 0.5)
     white = np.float64(whiten_segments(segments, mask, node_ids=ids, old_logp=logp, max_prob=0.5))
     taken = np.float64(segments)[keep]
-    np.testing.assert_allclose(white[keep], (taken - taken.mean()) / taken.std(ddof=1), atol=1e-3)
+    close(white[keep], (taken - taken.mean()) / taken.std(ddof=1), atol=1e-3)
     assert not white[~keep].any()
 
     for depth in range(3):
@@ -233,7 +233,7 @@ def test_tokens_have_the_advantage_of_their_node(seed):
                 a = (r - r.mean()) / (r.std(ddof=1) + 1e-8)
             for node, expected in zip(nodes, a, strict=True):
                 tokens = mask & (ids == node) & where[:, None]
-                np.testing.assert_allclose(np.asarray(got)[tokens], expected, atol=1e-4)
+                close(np.asarray(got)[tokens], expected, atol=1e-4)
     assert not np.asarray(ours)[~(mask & where[:, None])].any()
 
 
@@ -242,20 +242,18 @@ def test_members_in_another_order_and_chains():
     rewards = rng.normal(size=6).astype(np.float32)
     order = rng.permutation(6)
     ours = branch_of(rewards, ids, mask)
-    np.testing.assert_allclose(
-        branch_of(rewards[order], ids[order], mask[order]), np.asarray(ours)[order], atol=1e-6
-    )
+    close(branch_of(rewards[order], ids[order], mask[order]), np.asarray(ours)[order], atol=1e-6)
     alone = np.broadcast_to(np.arange(6)[:, None], (6, 9))
     unknown = np.full((6, 9), -1)
     flat = np.broadcast_to(grpo(rewards, eps=1e-8)[:, None], (6, 9)) * mask
     for names in (alone, unknown):
-        np.testing.assert_allclose(branch_of(rewards, names, mask), flat, atol=1e-5)
+        close(branch_of(rewards, names, mask), flat, atol=1e-5)
         plain_mean = np.broadcast_to(dr_grpo(rewards)[:, None], (6, 9)) * mask
-        np.testing.assert_allclose(spo_of(rewards, names, mask), plain_mean, atol=1e-5)
+        close(spo_of(rewards, names, mask), plain_mean, atol=1e-5)
         own = np.broadcast_to(rewards[:, None], (6, 9)) * mask
-        np.testing.assert_allclose(shared_of(rewards, names, mask), own, atol=1e-6)
+        close(shared_of(rewards, names, mask), own, atol=1e-6)
     batch = branch_of(np.stack([rewards, rewards]), np.stack([ids, alone]), np.stack([mask] * 2))
-    np.testing.assert_allclose(batch, np.stack([ours, flat]), atol=1e-5)
+    close(batch, np.stack([ours, flat]), atol=1e-5)
     with pytest.raises(ValueError, match="branch_advantages: alpha=2.0 .* without old_logp"):
         branch_advantages(rewards, ids, mask, alpha=2.0)
     with pytest.raises(ValueError, match=r"branch_advantages: .*node_ids"):
@@ -269,9 +267,9 @@ def test_a_root_that_ended_and_was_forked_is_a_leaf_of_its_own():
     for credit in (branch_of, spo_of):
         np.testing.assert_array_equal(credit(rewards, ids, mask), credit(rewards, apart, mask))
     ours = branch_of(rewards, ids, mask)
-    np.testing.assert_allclose(ours[0], [0.7071, 1.1547, 1.1547, 1.1547], atol=1e-4)
+    close(ours[0], [0.7071, 1.1547, 1.1547, 1.1547], atol=1e-4)
     found = spo_of(rewards, ids, mask)[0]
-    np.testing.assert_allclose(found, [1 / 6, 2 / 3, 2 / 3, 2 / 3], atol=1e-6)
+    close(found, [1 / 6, 2 / 3, 2 / 3, 2 / 3], atol=1e-6)
     # Forked at two places, the later one by a rollout of a lower number; a pause ends a run too.
     ids = np.array([[5, 5, 5, 5], [5, 2, 2, 2], [5, 5, 3, 3], [5, 5, 3, 4]])
     apart = np.array([[5, 6, 7, 7], [5, 2, 2, 2], [5, 6, 3, 8], [5, 6, 3, 4]])
@@ -283,7 +281,7 @@ def test_a_root_that_ended_and_was_forked_is_a_leaf_of_its_own():
     # A fork that takes no part ends no run.
     ids, where = np.array([[0, 0], [0, 2], [1, 1]]), np.array([True, False, True])
     ours = branch_of(np.array([1.0, np.nan, 0.0]), ids, np.ones((3, 2), bool), where=where)
-    np.testing.assert_allclose(ours, np.array([[1, 1], [0, 0], [-1, -1]]) / 2**0.5, rtol=1e-5)
+    close(ours, np.array([[1, 1], [0, 0], [-1, -1]]) / 2**0.5, rtol=1e-5)
 
 
 def test_equal_rewards_have_finite_gradients():
@@ -320,20 +318,20 @@ def test_equal_rewards_have_advantage_zero_whatever_their_size(reward):
     # Rewards that do differ count however large they are.
     apart = np.array([reward, 1.001 * reward])
     scaled = siblings_of(apart, np.array([-1, -1]), scale="std")
-    np.testing.assert_allclose(np.abs(scaled), np.ones(2), rtol=1e-3)
+    close(np.abs(scaled), np.ones(2), rtol=1e-3)
 
 
 def test_a_lone_winner_of_a_large_group_has_the_bound():
     rewards, mask = put(np.zeros(32), 0, 1.0), np.ones((32, 1), bool)
     ours = branch_of(rewards, np.arange(32)[:, None], mask)[:, 0]
     assert grpo(rewards, eps=1e-8)[0] > 5
-    np.testing.assert_allclose(ours, np.clip(grpo(rewards, eps=1e-8), -5.0, 5.0), rtol=1e-5)
+    close(ours, np.clip(grpo(rewards, eps=1e-8), -5.0, 5.0), rtol=1e-5)
 
 
 def test_siblings_of_one_parent_are_a_group_of_grpo():
     rewards = np.array([1.0, 0.0, 0.25, 0.5])
     ours = siblings_of(rewards, np.full(4, -1), scale="std", ddof=1, eps=1e-6)
-    np.testing.assert_allclose(ours, grpo(rewards), rtol=1e-6)
+    close(ours, grpo(rewards), rtol=1e-6)
 
 
 def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
@@ -341,7 +339,7 @@ def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
     ids = np.array([[0, 1], [0, 2], [0, 3]])
     mask, soft = np.ones((3, 2), bool), np.array([1.0, -1.0, 0.2])
     hard = shared_of(soft, ids, mask)
-    np.testing.assert_allclose(hard, [[0.2 / 3, 1.0], [0.2 / 3, -1.0], [0.2 / 3, 0.2]], rtol=1e-5)
+    close(hard, [[0.2 / 3, 1.0], [0.2 / 3, -1.0], [0.2 / 3, 0.2]], rtol=1e-5)
 
     def gradient(advantages):
         def loss(logp):
@@ -349,7 +347,7 @@ def test_soft_and_hard_credit_of_copies_have_one_gradient_under_a_sum():
 
         return grad(loss)(np.zeros(4))
 
-    np.testing.assert_allclose(gradient(soft[:, None]), gradient(hard), atol=1e-6)
+    close(gradient(soft[:, None]), gradient(hard), atol=1e-6)
 
 
 def test_chains_are_grpo_at_every_depth():
@@ -359,8 +357,8 @@ def test_chains_are_grpo_at_every_depth():
     rewards = rewards_of(parents, depth, np.concatenate([np.zeros(5), outcome]), max_depth=2)
     ours = advantages_of(rewards, depth, np.zeros(9, int), trees=1, max_depth=2)
     expected = grpo(outcome, eps=1e-8)
-    np.testing.assert_allclose(ours[1:5], expected, atol=1e-6)
-    np.testing.assert_allclose(ours[5:], expected, atol=1e-6)
+    close(ours[1:5], expected, atol=1e-6)
+    close(ours[5:], expected, atol=1e-6)
 
 
 @for_each("junk", [np.nan, np.inf, 1e4])
@@ -373,9 +371,9 @@ def test_absent_nodes_are_not_read(junk):
         clean = None if logp is None else logp[:7]
         padded = rewards_of(parents, depth, leaves, max_depth=3, where=where, edge_logp=logp)
         alone = rewards_of(PARENTS, DEPTH, LEAVES, max_depth=2, edge_logp=clean)
-        np.testing.assert_allclose(padded, [*alone, 0.0, 0.0], atol=1e-6)
+        close(padded, [*alone, 0.0, 0.0], atol=1e-6)
     ours = advantages_of(
         np.where(where, padded, junk), depth, np.zeros(9, int), trees=1, max_depth=3, where=where
     )
     clean = advantages_of(padded[:7], DEPTH, np.zeros(7, int), trees=1, max_depth=3)
-    np.testing.assert_allclose(ours, [*clean, 0.0, 0.0], atol=1e-6)
+    close(ours, [*clean, 0.0, 0.0], atol=1e-6)

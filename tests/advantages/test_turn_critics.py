@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from cheap import normal
+from cheap import close, equal, normal
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
@@ -48,7 +48,7 @@ def test_worked_numbers_of_tokens():
     rewards, values = np.array([[0.0, 0, 0, 1]]), np.array([[0.2, 0.9, 0.4, 0.5]])
     mask = np.array([[True, False, True, True]])
     out = adv.gae(rewards, values, mask, lam=0.5)
-    np.testing.assert_allclose(out, [[0.375, 0, 0.35, 0.5]], atol=1e-6)
+    close(out, [[0.375, 0, 0.35, 0.5]], atol=1e-6)
 
 
 def test_worked_numbers_of_poad_and_egae():
@@ -59,12 +59,12 @@ def test_worked_numbers_of_poad_and_egae():
         (0.9, [0.572444, 0.575958, 0.4865, 0.3]),
     ):
         out = adv.poad(rewards, values, ONES, turn_ids=ids, gamma=0.9, intra_gamma=intra, lam=0.95)
-        np.testing.assert_allclose(out, [expected], atol=1e-5)
+        close(out, [expected], atol=1e-5)
     values = np.array([[0.2, 0.5, 0.6]] * 2)
     out = adv.egae(
         np.zeros((2, 3)), values, np.ones((2, 3), bool), unfinished=np.array([True, False])
     )
-    np.testing.assert_allclose(out, [[0.395, 0.1, 0], [-0.1465, -0.47, -0.6]], atol=1e-6)
+    close(out, [[0.395, 0.1, 0], [-0.1465, -0.47, -0.6]], atol=1e-6)
 
 
 def test_starts_ends_and_rewards_of_turns():
@@ -85,7 +85,7 @@ def test_sums_of_turns_equal_a_loop_and_leave_out_what_is_of_none():
     out = jax.jit(adv.turn_sums, static_argnames="turns")(values, mask, turn_ids=ids, turns=3)
     for k in range(3):
         expected = np.where(mask & (ids == k), values, 0).sum(-1)
-        np.testing.assert_allclose(out[..., k], expected, atol=1e-6)
+        close(out[..., k], expected, atol=1e-6)
 
 
 @for_each(("gamma", "lam"), [(0.9, 0.6), (0.5, 0.0)])
@@ -113,12 +113,12 @@ def test_turns_equal_the_step_table(gamma, lam):
                 # A turn of one token learns the first.
                 want_targets[t[-1]] = gamma * y[i + 1] if i + 1 < len(y) else 0.0
                 want_targets[t[0]] = want_returns[t[0]] = y[i]
-        np.testing.assert_allclose(turn[index], want, atol=1e-5)
-        np.testing.assert_allclose(returns[index], want_returns, atol=1e-5)
-        np.testing.assert_allclose(both["before"][index], want, atol=1e-5)
-        np.testing.assert_allclose(both["mean"][index], (want + later) / 2, atol=1e-5)
-        np.testing.assert_allclose(both["max"][index], np.maximum(want, later), atol=1e-5)
-        np.testing.assert_allclose(targets[index], want_targets, atol=1e-5)
+        close(turn[index], want, atol=1e-5)
+        close(returns[index], want_returns, atol=1e-5)
+        close(both["before"][index], want, atol=1e-5)
+        close(both["mean"][index], (want + later) / 2, atol=1e-5)
+        close(both["max"][index], np.maximum(want, later), atol=1e-5)
+        close(targets[index], want_targets, atol=1e-5)
 
 
 @for_each("intra", [1.0, 0.7])
@@ -136,8 +136,8 @@ def test_poad_equals_a_scan_through_the_tokens_of_each_action(intra):
         r = [rewards[index][k] * happened[index][k] * e for k, e in zip(turn, ends, strict=True)]
         v = np.float64(values[index][tokens])
         expected = backward(r, v, np.append(v[1:], 0.0), np.where(ends, 0.7, intra), 0.8)
-        np.testing.assert_allclose(np.asarray(out[index])[tokens], expected, atol=1e-5)
-        np.testing.assert_allclose(np.asarray(returns[index])[tokens], expected + v, atol=1e-5)
+        close(np.asarray(out[index])[tokens], expected, atol=1e-5)
+        close(np.asarray(returns[index])[tokens], expected + v, atol=1e-5)
 
 
 def test_with_lambda_one_returns_do_not_depend_on_how_many_tokens_an_action_has():
@@ -163,12 +163,12 @@ def test_one_token_a_turn_is_plain_gae_and_gamma_one_makes_poad_gae():
     ids, mask = np.broadcast_to(np.arange(5), (2, 5)), np.ones((2, 5), bool)
     plain = adv.gae(rewards, values, mask, gamma=0.9, lam=0.5)
     out = adv.turn_gae(rewards, values, mask, turn_ids=ids, gamma=0.9, lam=0.5)
-    np.testing.assert_allclose(out, plain, atol=1e-6)
+    close(out, plain, atol=1e-6)
     out = adv.poad(rewards, values, mask, turn_ids=ids, gamma=0.9, lam=0.5)
-    np.testing.assert_allclose(out, plain, atol=1e-6)
+    close(out, plain, atol=1e-6)
     ids = np.broadcast_to([0, 0, 1, 1, 1], (2, 5))
     out = adv.poad(rewards, values, mask, turn_ids=ids, gamma=1.0, lam=0.5)
-    np.testing.assert_allclose(out, adv.gae(rewards, values, mask, lam=0.5), atol=1e-6)
+    close(out, adv.gae(rewards, values, mask, lam=0.5), atol=1e-6)
 
 
 def test_egae_of_what_ended_is_gae_and_of_what_did_not_ignores_a_constant():
@@ -177,11 +177,11 @@ def test_egae_of_what_ended_is_gae_and_of_what_did_not_ignores_a_constant():
     mask = rng.random((3, 6)) < 0.7
     options = {"gamma": 0.9, "lam": 0.8}
     ended = adv.egae(rewards, values, mask, unfinished=np.zeros(3, bool), **options)
-    np.testing.assert_array_equal(ended, adv.gae(rewards, values, mask, **options))
+    equal(ended, adv.gae(rewards, values, mask, **options))
     cut = np.ones(3, bool)
     one = adv.egae(rewards, values, mask, unfinished=cut)
     two = adv.egae(rewards, values + 7.0, mask, unfinished=cut)
-    np.testing.assert_allclose(one, two, atol=2e-5)
+    close(one, two, atol=2e-5)
 
 
 def test_a_post_decision_value_that_is_the_next_value_gives_the_one_step_error():
@@ -189,9 +189,7 @@ def test_a_post_decision_value_that_is_the_next_value_gives_the_one_step_error()
     rewards, ids = np.array([[0.2, 1.0]]), np.array([[0, 0, 1, 1]])
     # At the last token of turn 0 the value is 0.5 times that of turn 1.
     out = adv.pdppo(rewards, values, ONES, turn_ids=ids, gamma=0.5, lam=0.0, combine="mean")
-    np.testing.assert_allclose(
-        out, adv.turn_gae(rewards, values, ONES, turn_ids=ids, gamma=0.5, lam=0.0), atol=1e-6
-    )
+    close(out, adv.turn_gae(rewards, values, ONES, turn_ids=ids, gamma=0.5, lam=0.0), atol=1e-6)
 
 
 X, IDS = np.ones((1, 4)), np.zeros((1, 4), int)

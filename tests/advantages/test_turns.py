@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad
+from cheap import close, equal, grad
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -56,7 +56,7 @@ def test_worked_numbers():
     rewards = np.array([[0.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
     assert turn_returns(rewards).tolist() == [[1.0, 1.0], [0.0, 0.0], [2.0, 1.0]]
     expected = [[0.0, 0.5], [-1.5, -1.0], [1.5, 0.5]]
-    np.testing.assert_allclose(compiled(rewards), expected, atol=1e-6)
+    close(compiled(rewards), expected, atol=1e-6)
 
 
 @for_each("singleton", ["raw", "zero"])
@@ -68,7 +68,7 @@ def test_equals_the_step_table(singleton, gamma):
             rewards, turn_where=turn_where, where=where, gamma=gamma, singleton=singleton
         )
         expected = reference(rewards, turn_where, where, gamma, singleton)
-        np.testing.assert_allclose(out, expected, atol=2e-6)
+        close(out, expected, atol=2e-6)
         assert out.dtype == jnp.float32
 
 
@@ -81,46 +81,46 @@ def test_a_gap_between_turns_earns_nothing_and_costs_a_discount():
 def test_one_turn_is_rloo():
     rewards, _, where = sample(3)
     one = compiled(rewards[..., :1], where=where, singleton="zero")
-    np.testing.assert_allclose(one[..., 0], rloo(rewards[..., 0], where=where), atol=1e-6)
+    close(one[..., 0], rloo(rewards[..., 0], where=where), atol=1e-6)
 
 
 def test_adds_up_to_zero_over_the_rollouts_of_a_turn():
     rewards, turn_where, where = sample(4)
     out = compiled(rewards, turn_where=turn_where, where=where, singleton="zero")
-    np.testing.assert_allclose(np.asarray(out).sum(-2), 0.0, atol=1e-5)
+    close(np.asarray(out).sum(-2), 0.0, atol=1e-5)
 
 
 def test_a_rollout_that_stopped_early_does_not_enter_later_turns():
     rewards = np.array([[[1.0, 5.0], [0.0, 1.0], [0.0, 3.0]]])
     turn_where = np.array([[[True, False], [True, True], [True, True]]])
     out = compiled(rewards, turn_where=turn_where)
-    np.testing.assert_allclose(out[0, :, 1], [0.0, -2.0, 2.0], atol=1e-6)
+    close(out[0, :, 1], [0.0, -2.0, 2.0], atol=1e-6)
 
 
 def test_returns_end_where_the_expert_is_left():
     rewards, matches = np.array([1.0, 1.0, 0.1, 1.0]), np.array([True, True, False, True])
     out = turn_returns(rewards, matches=matches, gamma=0.5)
-    np.testing.assert_allclose(out, [1.5, 1.0, 0.1, 1.0], atol=1e-6)
+    close(out, [1.5, 1.0, 0.1, 1.0], atol=1e-6)
     every = np.ones(4, bool)
     plain = turn_returns(rewards, gamma=0.5)
-    np.testing.assert_array_equal(turn_returns(rewards, matches=every, gamma=0.5), plain)
-    np.testing.assert_allclose(turn_returns(rewards, matches=matches, gamma=0.0), rewards)
+    equal(turn_returns(rewards, matches=every, gamma=0.5), plain)
+    close(turn_returns(rewards, matches=matches, gamma=0.0), rewards)
     # A turn that did not happen deviates from nothing.
     there = np.array([True, True, False, True])
     gap = turn_returns(rewards, turn_where=there, matches=matches, gamma=0.5)
-    np.testing.assert_allclose(gap, [1.625, 1.25, 0.0, 1.0])
+    close(gap, [1.625, 1.25, 0.0, 1.0])
 
 
 def test_turns_standardized_together():
     rewards = np.array([[0.2, 0.3, 1.0], [0.1, -0.1, 0.0]])
     one = [[-0.1270, 0.1270, 1.9050], [-0.3810, -0.8890, -0.6350]]
     to_come = [[1.9050, 2.0320, 1.9050], [-1.9050, -1.5240, -0.6350]]
-    np.testing.assert_allclose(turn_grpo(rewards, gamma=0.0), one, atol=6e-5)
-    np.testing.assert_allclose(turn_grpo(rewards), to_come, atol=1e-4)
+    close(turn_grpo(rewards, gamma=0.0), one, atol=6e-5)
+    close(turn_grpo(rewards), to_come, atol=1e-4)
     assert not np.asarray(turn_grpo(np.full((2, 3), 0.1))).any()
     assert turn_grpo(np.array([[3.0]])).tolist() == [[0.0]]
     single, _, where = sample(8)
-    np.testing.assert_allclose(
+    close(
         turn_grpo(single[..., :1], where=where)[..., 0],
         grpo(single[..., 0], where=where),
         atol=1e-6,
@@ -136,9 +136,9 @@ def test_monte_carlo_returns_minus_each_baseline():
     joint = returns - np.nanmean(returns, (-1, -2))[:, None, None]
     for baseline, expected in (("none", returns), ("turn", by_turn), ("group", joint)):
         out = jax.jit(mc_turns, static_argnames="baseline")(rewards, baseline=baseline, **options)
-        np.testing.assert_allclose(out, np.nan_to_num(expected), atol=2e-6)
+        close(out, np.nan_to_num(expected), atol=2e-6)
     out = mc_turns(rewards[..., :1], where=where)[..., 0]
-    np.testing.assert_allclose(out, dr_grpo(rewards[..., 0], where=where), atol=1e-6)
+    close(out, dr_grpo(rewards[..., 0], where=where), atol=1e-6)
 
 
 def test_ui_s1_adds_steps_and_episodes():
@@ -152,16 +152,16 @@ def test_ui_s1_adds_steps_and_episodes():
     returns = turn_returns(rewards, turn_where=taken, matches=matches, gamma=0.5)
     across = grpo(np.swapaxes(returns, 1, 2), where=np.swapaxes(taken, 1, 2))
     step = np.swapaxes(across, 1, 2)
-    np.testing.assert_allclose(credit(rewards, episode_weight=0.0, **options), step, atol=1e-6)
+    close(credit(rewards, episode_weight=0.0, **options), step, atol=1e-6)
     together = np.asarray(turn_grpo(rewards, turn_where=turn_where, where=where, gamma=0.0))
     out = credit(rewards, step_weight=2.0, episode_weight=0.5, **options)
-    np.testing.assert_allclose(out, 2.0 * step + 0.5 * together, atol=1e-5)
+    close(out, 2.0 * step + 0.5 * together, atol=1e-5)
     total = grpo(np.where(taken, rewards, 0.0).sum(-1), where=where)
     out = credit(rewards, episode="rollouts", **options)
     expected = step + np.where(taken, np.asarray(total)[..., None], 0.0)
-    np.testing.assert_allclose(out, expected, atol=1e-5)
+    close(out, expected, atol=1e-5)
     junk = np.where(taken, rewards, np.nan)
-    np.testing.assert_array_equal(credit(junk, episode="rollouts", **options), out)
+    equal(credit(junk, episode="rollouts", **options), out)
 
 
 def test_a_turn_counts_once_whatever_its_length():
@@ -177,7 +177,7 @@ def test_a_turn_counts_once_whatever_its_length():
     assert float(mean) == pytest.approx(np.mean([x.mean() for x in turns]), abs=1e-6)
     assert not np.asarray(out)[0, 0, 3] and not np.asarray(out)[0, 1, 4]
     loud = equal_turns(np.where(mask, advantages, np.nan), mask, turn_ids=turn_ids)
-    np.testing.assert_array_equal(loud, out)
+    equal(loud, out)
 
 
 def test_tokens_take_the_value_of_their_turn():
@@ -209,6 +209,4 @@ def test_in_a_chain_the_rewards_are_those_of_the_turns():
         np.zeros(rewards.shape[:2]), chain.init(), turn_rewards=np.asarray(rewards),
         turn_where=turn_where, where=where, turn_ids=turn_ids, mask=turn_where,
     )  # fmt: skip
-    np.testing.assert_allclose(
-        out, compiled(rewards, turn_where=turn_where, where=where), atol=1e-6
-    )
+    close(out, compiled(rewards, turn_where=turn_where, where=where), atol=1e-6)

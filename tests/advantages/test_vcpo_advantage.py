@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from cheap import grad, put
+from cheap import close, grad, put
 from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, opo, opob, vcpo_advantage
@@ -15,9 +15,9 @@ compiled = jax.jit(vcpo_advantage, static_argnames="scale")
 
 
 def test_worked_numbers():
-    np.testing.assert_allclose(baseline(REWARDS, LOG_WEIGHTS, NORMS), 0.675127, atol=1e-6)
-    np.testing.assert_allclose(baseline(REWARDS, np.zeros(4), NORMS), 0.5, atol=1e-6)
-    np.testing.assert_allclose(baseline(REWARDS, np.zeros(4), np.ones(4)), 0.75, atol=1e-6)
+    close(baseline(REWARDS, LOG_WEIGHTS, NORMS), 0.675127, atol=1e-6)
+    close(baseline(REWARDS, np.zeros(4), NORMS), 0.5, atol=1e-6)
+    close(baseline(REWARDS, np.zeros(4), np.ones(4)), 0.75, atol=1e-6)
 
 
 def test_it_minimizes_the_second_moment_of_the_weighted_gradient():
@@ -34,15 +34,15 @@ def test_it_minimizes_the_second_moment_of_the_weighted_gradient():
 def test_a_common_factor_of_the_weights_cancels_without_overflow(shift):
     expected = baseline(REWARDS, LOG_WEIGHTS, NORMS)
     out = baseline(REWARDS, LOG_WEIGHTS + shift, NORMS * 1e3)
-    np.testing.assert_allclose(out, expected, rtol=1e-4)
+    close(out, expected, rtol=1e-4)
 
 
 def test_a_rollout_without_a_gradient_does_not_hide_the_others():
     weights = put(LOG_WEIGHTS, 0, 300.0)
     out = baseline(REWARDS, weights, put(NORMS, 0, 0.0))
     expected = baseline(REWARDS[1:], LOG_WEIGHTS[1:], NORMS[1:])
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
-    np.testing.assert_allclose(baseline(REWARDS, weights, np.zeros(4)), 0.75)
+    close(out, expected, rtol=1e-6)
+    close(baseline(REWARDS, weights, np.zeros(4)), 0.75)
 
 
 def data(seed=0):
@@ -80,16 +80,16 @@ def test_equals_the_float64_reference(scale, proxy):
         grad_sq_norms=None if proxy else norms,
         scale=scale,
     )
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+    close(out, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_on_policy_with_the_proxy_it_is_opo_and_with_equal_norms_dr_grpo():
     rewards, logp, _, mask, *_ = data(1)
     options = {"old_logp": logp, "behavior_logp": logp, "mask": mask, "scale": "none"}
     lengths = compiled(rewards, **options, grad_sq_norms=None)
-    np.testing.assert_allclose(lengths, opo(rewards, mask), atol=1e-5)
+    close(lengths, opo(rewards, mask), atol=1e-5)
     equal = compiled(rewards, **options, grad_sq_norms=np.full((3, 4), 7.0))
-    np.testing.assert_allclose(equal, dr_grpo(rewards), atol=1e-5)
+    close(equal, dr_grpo(rewards), atol=1e-5)
 
 
 @for_each("value", [0.1, -3.3])

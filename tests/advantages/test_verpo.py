@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import value_and_grad
+from cheap import close, value_and_grad
 from jax.test_util import check_grads
 from rows import for_each
 
@@ -60,24 +60,24 @@ def reference(x, *, sigma=0.1, a=2.0, delta=1e-6, gamma=0.95, b=0.5):
 def test_worked_numbers():
     rates = np.array([1.0, 0.75, 0.25, 0.0])
     weights = density_weights(rates)
-    np.testing.assert_allclose(weights, [0.129639, 0.213738, 0.581001, 0.957911], atol=1e-6)
+    close(weights, [0.129639, 0.213738, 0.581001, 0.957911], atol=1e-6)
     density = np.exp(-2 * np.asarray(rates)) / np.asarray(weights)
-    np.testing.assert_allclose(density, [1.043937, 1.043941, 1.043941, 1.043937], atol=2e-6)
+    close(density, [1.043937, 1.043941, 1.043941, 1.043937], atol=2e-6)
     # No outcome to tell them apart: half the turn advantage is left.
     out = verpo(np.zeros(4), test_passes=PASSES[:, None])
     expected = [0.489185, -0.091816, -0.305554, -0.091816]
-    np.testing.assert_allclose(2 * out[:, 0], expected, atol=2e-6)
+    close(2 * out[:, 0], expected, atol=2e-6)
 
 
 @for_each("seed", range(4))
 def test_equals_the_float64_reference(seed):
     x = sample(seed)
     out = call(x)
-    np.testing.assert_allclose(out, reference(x), atol=3e-6)
+    close(out, reference(x), atol=3e-6)
     assert out.dtype == jnp.float32
     options = {"sigma": 0.3, "difficulty": 1.0, "delta": 0.1, "gamma": 0.5, "turn_weight": 2.0}
     named = {"sigma": 0.3, "a": 1.0, "delta": 0.1, "gamma": 0.5, "b": 2.0}
-    np.testing.assert_allclose(call(x, **options), reference(x, **named), atol=3e-6)
+    close(call(x, **options), reference(x, **named), atol=3e-6)
 
 
 def test_without_tests_or_discount_it_is_dr_grpo():
@@ -85,7 +85,7 @@ def test_without_tests_or_discount_it_is_dr_grpo():
     x["turn_where"] = np.ones_like(x["turn_where"])
     out = call(x, turn_weight=0.0, gamma=1.0)
     expected = dr_grpo(x["rewards"], where=x["where"])[..., None]
-    np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape), atol=1e-6)
+    close(out, np.broadcast_to(expected, out.shape), atol=1e-6)
 
 
 def test_a_single_turn_is_not_discounted_unless_told():
@@ -107,15 +107,15 @@ def test_tests_that_all_or_none_pass_cancel():
     more["test_where"][:, 2:4] = True
     more["test_passes"] = base["test_passes"].copy()
     more["test_passes"][..., 2], more["test_passes"][..., 3] = True, False
-    np.testing.assert_allclose(call(more, sigma=1e-3), call(base, sigma=1e-3), atol=1e-5)
+    close(call(more, sigma=1e-3), call(base, sigma=1e-3), atol=1e-5)
 
 
 def test_copies_of_a_test_share_its_weight():
     rates = np.array([0.5, 0.5, 0.5, 0.5, 0.0])
     weights = np.asarray(density_weights(rates, difficulty=0.0))
-    np.testing.assert_allclose(weights, [0.25, 0.25, 0.25, 0.25, 1.0], rtol=1e-4)
+    close(weights, [0.25, 0.25, 0.25, 0.25, 1.0], rtol=1e-4)
     single = density_weights(np.array([0.9, 0.4, 0.0]), difficulty=0.0, sigma=1e-3, delta=0.0)
-    np.testing.assert_allclose(single, 1.0, rtol=1e-6)
+    close(single, 1.0, rtol=1e-6)
 
 
 def test_padding_of_tests_attempts_and_rollouts_changes_nothing():
@@ -129,7 +129,7 @@ def test_padding_of_tests_attempts_and_rollouts_changes_nothing():
         "where": np.pad(x["where"], pad[:2]),
     }
     out = np.asarray(call(padded))
-    np.testing.assert_allclose(out[:, :4, :3], call(x), atol=1e-6)
+    close(out[:, :4, :3], call(x), atol=1e-6)
     assert not out[:, 4:].any() and not out[:, :, 3:].any()
 
 
@@ -167,6 +167,6 @@ def test_constant_empty_and_eager():
     assert not np.asarray(call(nothing)).any()
     none = {**x, "test_where": np.zeros_like(x["test_where"])}
     assert np.isfinite(call(none, delta=0.0)).all()
-    np.testing.assert_allclose(call(x, verpo), call(x), atol=1e-6)
+    close(call(x, verpo), call(x), atol=1e-6)
     half = {**x, "rewards": np.asarray(x["rewards"], jnp.bfloat16)}
     np.testing.assert_array_equal(call(half), call(x))

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from cheap import close, equal
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -38,16 +39,16 @@ def test_the_factor_of_a_shift_of_a_hundredth_as_worked_out():
     assert shift.tolist() == [0.0]  # a first visit
     now = np.array([[[-1.02, -2.0, 7.0], [-3.0] * L]])
     _, shift, _ = visit(state, *batch, now)
-    np.testing.assert_allclose(shift, [0.01], rtol=1e-4)
-    np.testing.assert_allclose(kl_forgetting(shift), [0.890899], rtol=1e-5)
+    close(shift, [0.01], rtol=1e-4)
+    close(kl_forgetting(shift), [0.890899], rtol=1e-5)
     # And from 8 rollouts of which 3 were right.
     track, rates = spo_tracker(num_prompts=1, rho=None), beta_tracker_init(np.array([3.0]), 8)
     for d, alpha, beta in ((0.0, 3.986667, 4.693333), (0.06, 3.722222, 4.277778)):
         _, after = track.update(
             np.ones((1, 1)), rates, prompt_ids=np.array([0]), policy_shift=np.array([d])
         )
-        np.testing.assert_allclose(after.alpha, alpha, rtol=1e-6)
-        np.testing.assert_allclose(after.beta, beta, rtol=1e-6)
+        close(after.alpha, alpha, rtol=1e-6)
+        close(after.beta, beta, rtol=1e-6)
 
 
 def test_what_is_scored_is_the_last_response_and_the_new_one():
@@ -56,14 +57,14 @@ def test_what_is_scored_is_the_last_response_and_the_new_one():
     logp = -np.arange(12.0).reshape(2, 2, 3)
     recalled, shift, state = visit(MEMORY.init(), ids, tokens, mask, where, logp)
     assert not recalled.mask[:, 0].any() and shift.tolist() == [0, 0]
-    np.testing.assert_array_equal(recalled.tokens[:, 1], [tokens[0, 1], tokens[1, 2]])
-    np.testing.assert_array_equal(state.tokens[[3, 1]], recalled.tokens[:, 1])
-    np.testing.assert_array_equal(state.mask[[3, 1]], [[1, 1, 1], [1, 1, 0]])
-    np.testing.assert_array_equal(state.logp[[3, 1]], [[-3, -4, -5], [-9, -10, 0]])
+    equal(recalled.tokens[:, 1], [tokens[0, 1], tokens[1, 2]])
+    equal(state.tokens[[3, 1]], recalled.tokens[:, 1])
+    equal(state.mask[[3, 1]], [[1, 1, 1], [1, 1, 0]])
+    equal(state.logp[[3, 1]], [[-3, -4, -5], [-9, -10, 0]])
     assert not state.mask[[0, 2]].any()
     other = responses([1, 0], [[1], [1]], first=50)
     recalled, shift, state = visit(state, *other, np.zeros((2, 2, 3)))
-    np.testing.assert_array_equal(recalled.tokens[0, 0, :2], tokens[1, 2, :2])
+    equal(recalled.tokens[0, 0, :2], tokens[1, 2, :2])
     assert shift.tolist() == [9.5, 0.0]  # (9 + 10) / 2, and a first visit
     assert state.tokens[1].tolist()[0] == 50 and state.mask[1].sum() == 1
 
@@ -74,7 +75,7 @@ def test_responses_are_cut_or_padded_to_the_memory():
         recalled, _, state = visit(MEMORY.init(), *batch, -np.ones((1, 2, L)))
         assert recalled.tokens.shape == (1, 2, L)
         assert int(state.mask[0].sum()) == min(length, L)
-        np.testing.assert_array_equal(state.logp[0], -1.0 * state.mask[0])
+        equal(state.logp[0], -1.0 * state.mask[0])
 
 
 def test_of_several_rows_of_a_prompt_the_last_is_remembered():
@@ -83,7 +84,7 @@ def test_of_several_rows_of_a_prompt_the_last_is_remembered():
     logp = np.broadcast_to(-np.arange(4.0)[:, None, None], (4, 2, 3))
     recalled, _, state = visit(MEMORY.init(), ids, tokens, mask, where, logp)
     assert recalled.rows.tolist() == [Q, 0, 2, Q]
-    np.testing.assert_array_equal(state.tokens[2], tokens[2, 0])
+    equal(state.tokens[2], tokens[2, 0])
     assert state.logp[2].tolist() == [-2.0] * 3
 
 
@@ -93,7 +94,7 @@ def test_a_foreign_prompt_and_a_row_without_a_response_change_nothing():
     before = MEMORY.init()
     _, shift, after = visit(before, ids, tokens, mask, where, junk)
     assert shift.tolist() == [0.0] * 3
-    jax.tree.map(np.testing.assert_array_equal, after, before)
+    jax.tree.map(equal, after, before)
 
 
 @for_each("junk", [1e4, np.nan, np.inf])
@@ -105,7 +106,7 @@ def test_masked_cells_are_not_read(junk):
     dirty = np.where(np.arange(L) < 2, clean / 2, junk)
     _, got, same = visit(state, *batch, dirty)
     assert got.tolist() == want.tolist() == [0.5]
-    jax.tree.map(np.testing.assert_array_equal, same, after)
+    jax.tree.map(equal, same, after)
 
 
 def test_bad_input_is_named():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad
+from cheap import close, equal, grad
 from rows import for_each
 
 from jaxrl_llm import corrections
@@ -82,8 +82,8 @@ def test_masked_cells_are_never_read(name):
     clean = EVERY[name](OLD, BEHAVIOR, MASK)
     for junk in (1e4, np.nan, np.inf, -np.inf):
         old, behavior = (np.where(MASK, x, np.float32(junk)) for x in (OLD, BEHAVIOR))
-        np.testing.assert_array_equal(EVERY[name](old, BEHAVIOR, MASK), clean)
-        np.testing.assert_array_equal(EVERY[name](OLD, behavior, MASK), clean)
+        equal(EVERY[name](old, BEHAVIOR, MASK), clean)
+        equal(EVERY[name](OLD, behavior, MASK), clean)
 
 
 @everyone
@@ -92,7 +92,7 @@ def test_on_policy_it_does_nothing(name):
     if name in SCALARS:
         assert float(out) == pytest.approx(0.5**0.5)  # all of one, over a base of two
     else:
-        np.testing.assert_array_equal(out, MASK)
+        equal(out, MASK)
 
 
 @everyone
@@ -110,7 +110,7 @@ def test_bfloat16_is_counted_in_float32(name):
     out = EVERY[name](old, behavior, MASK)
     assert out.dtype != jnp.bfloat16
     exact = EVERY[name](old.astype(jnp.float32), behavior.astype(jnp.float32), MASK)
-    np.testing.assert_array_equal(out, exact)
+    equal(out, exact)
 
 
 @for_each("name", [*WEIGHTS, *RULES])
@@ -128,7 +128,7 @@ def test_permuting_sequences_permutes_the_output(name):
     order = np.ix_([1, 0], [2, 0, 1])
     out = EVERY[name](OLD[order], BEHAVIOR[order], MASK[order])
     expected = np.asarray(EVERY[name](OLD, BEHAVIOR, MASK))[order]
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    close(out, expected, rtol=1e-6)
 
 
 @for_each(

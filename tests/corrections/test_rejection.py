@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import quick
+from cheap import equal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -61,13 +61,11 @@ def test_equals_the_float64_reference(level, scale):
         ours = rejection_mask(
             d, zeros, mask, statistic="k1", level=level, lower=lower, upper=upper, invert=invert
         )
-        np.testing.assert_array_equal(
-            ours, reference(d, mask, "k1", level, lower, upper, invert=invert)
-        )
+        equal(ours, reference(d, mask, "k1", level, lower, upper, invert=invert))
     for statistic in ("k2", "k3"):
         for upper in (0.05, 0.4, 5.0):
             ours = rejection_mask(d, zeros, mask, statistic=statistic, level=level, upper=upper)
-            np.testing.assert_array_equal(ours, reference(d, mask, statistic, level, 0.0, upper))
+            equal(ours, reference(d, mask, statistic, level, 0.0, upper))
 
 
 @for_each(
@@ -104,7 +102,7 @@ def test_symmetric_bounds_do_not_care_for_the_direction(d):
     near = np.abs(np.abs(d) - math.log(1.7)) < 1e-5
     one = rejection_mask(*arrays, **options)
     two = rejection_mask(*arrays, invert=True, **options)
-    np.testing.assert_array_equal(np.asarray(one)[~near], np.asarray(two)[~near])
+    equal(np.asarray(one)[~near], np.asarray(two)[~near])
 
 
 @for_each("statistic", ["k1", "k2", "k3"])
@@ -113,7 +111,7 @@ def test_the_greatest_of_a_sequence_decides_like_each_token(statistic):
     options = {"statistic": statistic, "upper": 1.4}
     tokens = np.asarray(rejection_mask(d, 0 * d, mask, level="token", **options))
     whole = np.asarray(rejection_mask(d, 0 * d, mask, level="sequence_max", **options))
-    np.testing.assert_array_equal(whole, mask & (tokens == mask).all(-1, keepdims=True))
+    equal(whole, mask & (tokens == mask).all(-1, keepdims=True))
 
 
 def test_a_kept_nan_is_rejected():
@@ -132,7 +130,7 @@ def test_veto_is_a_one_sided_bound_on_the_worst_token():
     d, mask = batch(2, 6.0)
     options = {"statistic": "k1", "level": "sequence_max", "lower": 1e-3, "upper": math.inf}
     ours = veto_mask(d, 0 * d, mask, threshold=1e-3)
-    np.testing.assert_array_equal(ours, rejection_mask(d, 0 * d, mask, **options))
+    equal(ours, rejection_mask(d, 0 * d, mask, **options))
     assert 0 < int(ours.sum()) < mask.sum()
 
 
@@ -159,13 +157,13 @@ def m2_reference(d, mask, threshold):
 def test_m2_equals_dropping_one_by_one(threshold, seed):
     d, mask = batch(seed, 0.8)
     ours = m2_mask(d, np.zeros_like(d), mask, threshold=threshold)
-    np.testing.assert_array_equal(ours, m2_reference(d, mask, threshold))
+    equal(ours, m2_reference(d, mask, threshold))
     assert ours.any()
 
 
 def test_m2_keeps_all_on_policy_and_nothing_of_nothing():
     mask = np.array([[True, True, False]])
-    np.testing.assert_array_equal(m2_mask(np.zeros((1, 3)), np.zeros((1, 3)), mask), mask)
+    equal(m2_mask(np.zeros((1, 3)), np.zeros((1, 3)), mask), mask)
     assert not m2_mask(np.zeros((1, 3)), np.zeros((1, 3)), np.zeros((1, 3), bool)).any()
     assert m2_mask(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3), bool)).shape == (0, 3)
 
@@ -184,7 +182,7 @@ def test_off_policy_mask_drops_what_is_bad_and_far():
     mask[0, 2] = False
     kept = off_policy_sequence_mask(advantages, mask, old_logp=old, behavior_logp=behavior)
     assert kept.any(-1).tolist() == [False, True, True, True]
-    np.testing.assert_array_equal(kept[1:], mask[1:])
+    equal(kept[1:], mask[1:])
 
 
 def test_off_policy_mask_of_token_advantages_drops_the_negative_tokens():
@@ -204,11 +202,11 @@ def test_off_policy_mask_equals_the_reference():
         if mask[i].any() and advantages[i] < 0 and -d[i][mask[i]].mean() > 0.05:
             expected[i] = False
     options = {"old_logp": d, "behavior_logp": 0 * d, "threshold": 0.05}
-    np.testing.assert_array_equal(off_policy_sequence_mask(advantages, mask, **options), expected)
+    equal(off_policy_sequence_mask(advantages, mask, **options), expected)
     assert (expected != mask).any()
 
 
 def test_compiled_equals_eager_on_leading_axes():
     d, mask = batch(1, 0.7)
     for rule in (veto_mask, m2_mask):
-        np.testing.assert_array_equal(jax.jit(rule)(d, 0 * d, mask), rule(d, 0 * d, mask))
+        equal(jax.jit(rule)(d, 0 * d, mask), rule(d, 0 * d, mask))

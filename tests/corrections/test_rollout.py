@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad
+from cheap import close, equal, grad
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -34,8 +34,8 @@ RULES = (
 
 def test_without_weights_every_token_counts_once():
     weights, keep = rollout_correction(OLD, BEHAVIOR, MASK, reject=(lambda old, new, mask: mask,))
-    np.testing.assert_array_equal(weights, MASK.astype(np.float32))
-    np.testing.assert_array_equal(keep, MASK)
+    equal(weights, MASK.astype(np.float32))
+    equal(keep, MASK)
 
 
 @for_each("function", [rollout_correction, sequence_rollout_correction])
@@ -55,29 +55,29 @@ def test_without_weights_and_rules_it_has_no_effect(function):
 def test_on_policy_every_weight_is_one_and_nothing_goes():
     for weights in (TIS, masked_importance_weights, bind(importance_weights, normalize=True)):
         w, keep = rollout_correction(OLD, OLD, MASK, weights=weights, reject=(*RULES, m2_mask))
-        np.testing.assert_array_equal(w, MASK.astype(np.float32))
-        np.testing.assert_array_equal(keep, MASK)
+        equal(w, MASK.astype(np.float32))
+        equal(keep, MASK)
 
 
 def test_all_rules_must_keep():
     _, keep = rollout_correction(OLD, BEHAVIOR, MASK, reject=RULES)
     each = [np.asarray(rule(OLD, BEHAVIOR, MASK)) for rule in RULES]
-    np.testing.assert_array_equal(keep, np.logical_and.reduce(each))
+    equal(keep, np.logical_and.reduce(each))
     assert all((np.asarray(keep) != one).any() for one in each)
 
 
 def test_weights_are_zero_where_rejected_and_do_not_depend_on_it():
     weights = bind(importance_weights, normalize=True)
     w, keep = rollout_correction(OLD, BEHAVIOR, MASK, weights=weights, reject=RULES)
-    np.testing.assert_array_equal(w, np.where(keep, weights(OLD, BEHAVIOR, MASK), 0.0))
+    equal(w, np.where(keep, weights(OLD, BEHAVIOR, MASK), 0.0))
 
 
 def test_the_denominator_can_be_kept():
     inside = {"weights": TIS, "reject": RULES}
     w, keep = rollout_correction(OLD, BEHAVIOR, MASK, **inside)
     w_kept, all_kept = rollout_correction(OLD, BEHAVIOR, MASK, keep_denominator=True, **inside)
-    np.testing.assert_array_equal(w, w_kept)
-    np.testing.assert_array_equal(all_kept, MASK)
+    equal(w, w_kept)
+    equal(all_kept, MASK)
     assert (np.asarray(keep) != MASK).any()
 
 
@@ -93,8 +93,8 @@ def test_the_mask_form_is_the_rejection_that_keeps_the_denominator():
         reject=(rule,),
         keep_denominator=True,
     )
-    np.testing.assert_allclose(one[0], two[0], rtol=1e-6)
-    np.testing.assert_array_equal(one[1], two[1])
+    close(one[0], two[0], rtol=1e-6)
+    equal(one[1], two[1])
 
 
 def test_options_hash_and_compare():
@@ -113,8 +113,8 @@ def test_sequence_form_is_marked_and_takes_sequence_parts_only():
     }
     w, keep = sequence_rollout_correction(OLD, BEHAVIOR, MASK, **parts)
     expected = rollout_correction(OLD, BEHAVIOR, MASK, **parts)
-    np.testing.assert_array_equal(w, expected[0])
-    np.testing.assert_array_equal(keep, expected[1])
+    equal(w, expected[0])
+    equal(keep, expected[1])
     assert traits_of(bind(sequence_rollout_correction, **parts)).level == "sequence"
     assert traits_of(rollout_correction).level == "token"
     for part in (TIS, importance_weights, m2_mask, RULES[0]):
@@ -137,14 +137,14 @@ def test_three_policies_on_one_token():
     mask = np.ones((1, 1), bool)
     w, keep = rollout_correction(old, behavior, mask, weights=TIS)
     loss = w * jr.surrogates.ppo_clip(logp, old, np.ones(1), mask)
-    np.testing.assert_allclose(w, [[0.8]], rtol=1e-6)
-    np.testing.assert_allclose(loss, [[-0.96]], rtol=1e-6)
+    close(w, [[0.8]], rtol=1e-6)
+    close(loss, [[-0.96]], rtol=1e-6)
     # The proximal policy that is the sampler leaves PPO; one that is trained, w times REINFORCE.
     w_bypass, _ = rollout_correction(behavior, behavior, mask, weights=TIS)
-    np.testing.assert_array_equal(w_bypass, [[1.0]])
+    equal(w_bypass, [[1.0]])
 
     def near(logp):
         w, _ = rollout_correction(logp, behavior, mask, weights=TIS)
         return jnp.sum(w * jr.surrogates.ppo_clip(logp, None, np.ones(1), mask))
 
-    np.testing.assert_allclose(grad(near)(logp), [[-1.2]], rtol=1e-6)
+    close(grad(near)(logp), [[-1.2]], rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from cheap import close, equal
 
 from jaxrl_llm import advantages
 from jaxrl_llm.corrections import sequential_factor, turn_order
@@ -22,15 +23,15 @@ def test_the_factor_equals_float64_and_stays_within_its_bounds():
         expected = np.clip(expected * q, 0.8, 1.2)
         junk = np.where(mask, logp, np.nan), np.where(mask, old, np.inf)
         factor = compiled(factor, *junk, mask)
-        np.testing.assert_allclose(factor, expected, rtol=1e-5)
+        close(factor, expected, rtol=1e-5)
     assert 0.8 <= factor.min() < factor.max() <= 1.2 + 1e-6
     # A policy that does not move leaves it at 1.
     same = compiled(np.ones(40), old, old, np.ones((40, 6), bool))
-    np.testing.assert_array_equal(same, 1.0)
+    equal(same, 1.0)
     wide = compiled(
         np.ones(2), np.zeros((2, 3)), -np.ones((2, 3)), np.ones((2, 3), bool), eps_high=9.0
     )
-    np.testing.assert_allclose(wide, np.e, rtol=1e-6)
+    close(wide, np.e, rtol=1e-6)
 
 
 def test_the_worked_advantages():
@@ -38,7 +39,7 @@ def test_the_worked_advantages():
     centered = advantages.dr_grpo(rewards, singleton="raw")
     assert centered.tolist() == [[0.5, -0.5], [0.0, 0.0]]
     ours = advantages.clip(advantages.batch_normalize(centered), bound=3.0)
-    np.testing.assert_allclose(ours, [[1.2247, -1.2247], [0, 0]], atol=5e-5)
+    close(ours, [[1.2247, -1.2247], [0, 0]], atol=5e-5)
     where = np.array([[True, False], [True, True]])  # a group of one has its reward
     alone = advantages.dr_grpo(rewards, where=where, singleton="raw")
     assert alone.tolist() == [[1.0, 0.0], [0.0, 0.0]]

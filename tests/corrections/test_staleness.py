@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import put, value_and_grad
+from cheap import close, equal, put, value_and_grad
 from rows import for_each
 
 from jaxrl_llm import corrections
@@ -29,7 +29,7 @@ def test_mask_by_token_and_by_sequence():
 def test_the_current_version_may_come_with_the_prompts():
     one = staleness_mask(VERSIONS, MASK, current_version=7, max_staleness=1)
     per_prompt = staleness_mask(VERSIONS, MASK, current_version=np.array([7, 7]), max_staleness=1)
-    np.testing.assert_array_equal(one, per_prompt)
+    equal(one, per_prompt)
     later = staleness_mask(VERSIONS, MASK, current_version=np.array([7, 10]), max_staleness=1)
     assert not later[1].any()
 
@@ -51,7 +51,7 @@ def test_loglinear_worked_numbers():
     logp, behavior = np.full(5, -1.0), np.full(5, -2.0)
     versions = np.array([3, 4, 5, 9, -1])
     prox = loglinear_prox(logp, behavior, versions, np.ones(5, bool), current_version=5)
-    np.testing.assert_allclose(prox, [-1.5, -2.0, -2.0, -2.0, -2.0])
+    close(prox, [-1.5, -2.0, -2.0, -2.0, -2.0])
 
 
 def test_loglinear_equals_the_reference():
@@ -64,7 +64,7 @@ def test_loglinear_equals_the_reference():
         a = 0.0 if v >= 6 or v < 0 else min(max((5 - v) / (6 - v), 0.0), 1.0)
         expected[i] = mask[i] * ((1 - a) * behavior[i] + a * logp[i])
     prox = loglinear_prox(logp, behavior, versions, mask, current_version=np.array([6, 6]))
-    np.testing.assert_allclose(prox, expected, rtol=1e-5, atol=1e-6)
+    close(prox, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_loglinear_reads_no_masked_cell_and_gives_no_gradient():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad
+from cheap import close, grad
 from rows import for_each
 
 from jaxrl_llm import diagnostics as d
@@ -14,9 +14,9 @@ def test_noise_and_signal_come_back_from_two_batch_sizes():
     signal, noise = np.array([0.5, 2.0, 1.0]), np.array([3.0, 0.0, 100.0])
     norms = [np.asarray(signal + noise / size, jnp.float32) for size in (4, 32)]
     seen = jax.jit(lambda *n: d.gradient_noise(*n, small_batch=4, large_batch=32))(*norms)
-    np.testing.assert_allclose(seen.signal, signal, rtol=1e-4)
-    np.testing.assert_allclose(seen.noise, noise, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(seen.critical_batch, noise / signal, rtol=1e-3, atol=1e-5)
+    close(seen.signal, signal, rtol=1e-4)
+    close(seen.noise, noise, rtol=1e-4, atol=1e-5)
+    close(seen.critical_batch, noise / signal, rtol=1e-3, atol=1e-5)
 
 
 def test_the_estimates_are_unbiased():
@@ -38,7 +38,7 @@ def test_without_signal_no_batch_is_large_enough():
 
 def test_fewer_steps_are_paid_for_in_samples():
     cost = d.batch_cost(np.array([1.0, 30.0, 9000.0]), critical_batch=30)
-    np.testing.assert_allclose((cost.steps - 1) * (cost.samples - 1), 1.0, rtol=1e-4)
+    close((cost.steps - 1) * (cost.samples - 1), 1.0, rtol=1e-4)
     assert cost.steps[1] == cost.samples[1] == 2.0
 
 

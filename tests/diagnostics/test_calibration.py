@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import close, equal
 
 from jaxrl_llm.diagnostics import pair_calibration
 
@@ -20,11 +21,11 @@ def test_it_equals_float64_bin_by_bin():
     for b in range(4):
         inside = (p >= 0.5 + b / 8) & (p < 0.5 + (b + 1) / 8)
         assert seen.pairs[b] == inside.sum()
-        np.testing.assert_allclose(seen.confidence[b], p[inside].mean(), rtol=1e-5)
-        np.testing.assert_allclose(seen.accuracy[b], hit[inside].mean(), rtol=1e-5)
+        close(seen.confidence[b], p[inside].mean(), rtol=1e-5)
+        close(seen.accuracy[b], hit[inside].mean(), rtol=1e-5)
         error += inside.mean() * abs(hit[inside].mean() - p[inside].mean())
-    np.testing.assert_allclose(seen.error, error, rtol=1e-4)
-    np.testing.assert_allclose(seen.brier, np.mean((hit - p) ** 2), rtol=1e-5)
+    close(seen.error, error, rtol=1e-4)
+    close(seen.brier, np.mean((hit - p) ** 2), rtol=1e-5)
 
 
 def test_a_model_whose_labels_are_drawn_from_it_is_calibrated_and_a_louder_one_is_not():
@@ -42,7 +43,7 @@ def test_what_is_masked_is_not_read_and_nothing_is_0():
     dirty = np.where(where, np.array([1.0, 0.0, -40.0]), np.nan)
     seen = pair_calibration(dirty, np.zeros(3), where=where)
     clean = pair_calibration(dirty[np.array([0, 2])], np.zeros(2))
-    jax.tree.map(np.testing.assert_array_equal, seen, clean)
+    jax.tree.map(equal, seen, clean)
     assert seen.pairs[-1] == 1 and seen.accuracy[-1] == 0  # sure, and wrong
     empty = pair_calibration(dirty, np.zeros(3), where=np.zeros(3, bool))
     assert all(not x.any() for x in empty)

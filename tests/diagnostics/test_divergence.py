@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from cheap import close, equal
 from rows import for_each
 
 from jaxrl_llm.corrections import importance_weights
@@ -67,7 +68,7 @@ def test_masked_cells_are_never_read_and_far_tokens_stay_finite():
     clean = mismatch_metrics(LOGP, BEHAVIOR, MASK)
     for junk in (1e4, np.nan, np.inf):
         other = mismatch_metrics(np.where(MASK, LOGP, np.float32(junk)), BEHAVIOR, MASK)
-        np.testing.assert_array_equal(other, clean)
+        equal(other, clean)
     far = mismatch_metrics(LOGP + 500.0, BEHAVIOR, MASK)
     assert np.isfinite(far).all()
 
@@ -79,9 +80,9 @@ def test_weights_equal_the_float64_reference():
     ours = weight_metrics(weights, MASK)
     expected = [kept.mean(), kept.std(), kept.min(), kept.max()]
     expected += [1 / np.mean((kept / kept.mean()) ** 2), np.mean(kept == 0)]
-    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    close(ours, expected, rtol=1e-5)
     raw = importance_weights(LOGP, BEHAVIOR, MASK, cap=None)
-    np.testing.assert_allclose(
+    close(
         weight_metrics(raw, MASK).ess,
         effective_sample_size(LOGP, BEHAVIOR, MASK, level="token"),
         rtol=1e-5,
@@ -98,9 +99,9 @@ def test_rejection_metrics_count_what_each_rule_rejects():
     rules = tuple((lambda old_logp, behavior_logp, mask, k=k: mask & k) for k in keep)
     mask = np.array([[True, True, True], [True, True, False]])
     shares = rejection_metrics(np.full((2, 3), -1.0), np.full((2, 3), np.nan), mask, rules=rules)
-    np.testing.assert_allclose(shares.tokens, [0.2, 0.2])
-    np.testing.assert_allclose(shares.sequences, [0.5, 0.5])
-    np.testing.assert_allclose([shares.any_tokens, shares.any_sequences], [0.4, 1.0])
+    close(shares.tokens, [0.2, 0.2])
+    close(shares.sequences, [0.5, 0.5])
+    close([shares.any_tokens, shares.any_sequences], [0.4, 1.0])
     empty = rejection_metrics(np.zeros((2, 3)), np.zeros((2, 3)), mask & False, rules=rules)
     assert not np.concatenate([np.ravel(x) for x in empty]).any()
 

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from cheap import close, equal
 
 import jaxrl_llm as jr
 from jaxrl_llm.diagnostics import pair_order, response_scores
@@ -23,9 +24,9 @@ def test_pairs_are_counted_one_by_one():
     junk = np.where(where, scores, np.nan), np.where(where, rewards, 1e4)
     for s, r in ((scores, rewards), junk):
         order = pair_order(np.array(s), np.array(r), where=np.array(where))
-        np.testing.assert_allclose(order.accuracy, np.mean(right), rtol=1e-6)
-        np.testing.assert_allclose(order.margin, np.mean(margins), rtol=1e-6)
-        np.testing.assert_allclose(order.chosen - order.rejected, order.margin, atol=1e-6)
+        close(order.accuracy, np.mean(right), rtol=1e-6)
+        close(order.margin, np.mean(margins), rtol=1e-6)
+        close(order.chosen - order.rejected, order.margin, atol=1e-6)
         assert order.pairs == len(right)
 
 
@@ -34,9 +35,9 @@ def test_responses_of_one_side_make_no_pair():
     order = pair_order(scores, rewards, sides=np.array([True, False, False, True]))
     # 0 over 1, 2 over 0, 3 over 1, 2 over 3.
     assert order.pairs == 4
-    np.testing.assert_allclose([order.accuracy, order.margin], [0.5, (-1 + 3 - 2 + 4) / 4])
+    close([order.accuracy, order.margin], [0.5, (-1 + 3 - 2 + 4) / 4])
     apart = pair_order(scores, rewards, sides=np.arange(4))
-    np.testing.assert_array_equal(apart, pair_order(scores, rewards))
+    equal(apart, pair_order(scores, rewards))
     assert pair_order(scores, rewards, sides=np.zeros(4, int)).pairs == 0
     with pytest.raises(ValueError, match="pair_order: these must have the same shape"):
         pair_order(scores, rewards, sides=np.zeros(3, int))
@@ -50,7 +51,7 @@ def test_no_pair_is_zero():
 def test_response_scores_of_sums_and_means():
     logp, ref_logp = np.array([[-1.0, -2.0, np.nan]]), np.array([[-1.5, -1.0, np.nan]])
     mask = np.array([[True, True, False]])
-    np.testing.assert_allclose(response_scores(logp, ref_logp, mask), [-0.5])
-    np.testing.assert_allclose(response_scores(logp, None, mask), [-1.5])
+    close(response_scores(logp, ref_logp, mask), [-0.5])
+    close(response_scores(logp, None, mask), [-1.5])
     with pytest.raises(ValueError, match="pair_order: these must have the same shape"):
         jr.diagnostics.pair_order(np.ones(3), np.ones(2))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import put, value_and_grad
+from cheap import close, equal, put, value_and_grad
 
 from jaxrl_llm import preferences
 
@@ -23,7 +23,7 @@ def test_the_most_salient_tokens_are_removed():
             removed = np.flatnonzero(mask[row] & ~remain[row])
             top = np.argsort(-salience[row, :length])[: k * length // 4]
             assert set(removed) == set(top)
-    np.testing.assert_array_equal(run(0.0), mask)
+    equal(run(0.0), mask)
     each = preferences.degrade_mask(KEY, salience, mask, fraction=np.array([0.25, 0.4, 1.0]))
     assert each.sum(-1).tolist() == [6, 3, 0]
 
@@ -45,9 +45,9 @@ def test_a_term_of_degrees_is_the_loss_of_the_copies_of_a_group():
             z = np.float64(logits[group, g, np.flatnonzero(mask[group, g]).max()])
             losses.append(np.log(np.exp(z).sum()) - z[degree])
         want.append(0.3 * np.mean(losses))
-    np.testing.assert_allclose(term, np.where(mask, np.array(want)[:, None, None], 0), rtol=1e-5)
+    close(term, np.where(mask, np.array(want)[:, None, None], 0), rtol=1e-5)
     ordered = np.asarray(rng.normal(size=(3, 4, 4)), jnp.float32)
-    np.testing.assert_allclose(
+    close(
         preferences.degree_loss(ordered),
         preferences.degree_loss(ordered[:, ::-1], degrees=np.tile(np.arange(4)[::-1], (3, 1))),
         rtol=1e-6,
@@ -70,7 +70,7 @@ def test_ties_are_broken_at_random():
     mask = np.ones((200, 4), bool)
     remain = preferences.degrade_mask(KEY, np.zeros((200, 4)), mask, fraction=0.5)
     assert (np.asarray(remain).sum(-1) == 2).all()
-    np.testing.assert_allclose(np.asarray(remain).mean(0), np.full(4, 0.5), atol=0.12)
+    close(np.asarray(remain).mean(0), np.full(4, 0.5), atol=0.12)
 
 
 def test_what_remains_moves_to_the_left():
@@ -84,7 +84,7 @@ def test_the_loss_of_degrees():
     logits = np.random.default_rng(1).normal(size=(2, 3, 3)).astype(np.float32)
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     right = -np.diagonal(logp, axis1=1, axis2=2)
-    np.testing.assert_allclose(preferences.degree_loss(logits), right.mean(-1), rtol=1e-5)
+    close(preferences.degree_loss(logits), right.mean(-1), rtol=1e-5)
     where = np.array([[True, False, True], [False] * 3])
     logits[~where] = np.nan
     run = value_and_grad(lambda x: preferences.degree_loss(x, where=where).sum())

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, put, value_and_grad
+from cheap import close, grad, put, value_and_grad
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -44,7 +44,7 @@ def test_the_loss_of_a_group_is_that_of_its_best_and_worst(center):
     logp, ref = arrays()
     loss = preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, center=center)
     value = expected(logp, ref, center or 0.0)
-    np.testing.assert_allclose(loss, np.where(MASK, value[:, None, None], 0.0), rtol=2e-5)
+    close(loss, np.where(MASK, value[:, None, None], 0.0), rtol=2e-5)
 
 
 @for_each(("loss", "weights"), [(preferences.dpo, (1, 0, 0)), (preferences.bco, (0, 1, 0))])
@@ -52,9 +52,7 @@ def test_any_loss_of_pairs_serves(loss, weights):
     logp, ref = arrays()
     surrogate = bind(preferences.paired, loss=bind(loss, beta=0.5))
     got = surrogate(logp, None, ADVANTAGES, MASK, ref_logp=ref)
-    np.testing.assert_allclose(
-        got[:, 0, 0], expected(logp, ref, weights=weights, beta=0.5), rtol=2e-5
-    )
+    close(got[:, 0, 0], expected(logp, ref, weights=weights, beta=0.5), rtol=2e-5)
 
 
 def test_only_the_pair_has_a_gradient_and_junk_changes_nothing():
@@ -76,7 +74,7 @@ def test_only_the_pair_has_a_gradient_and_junk_changes_nothing():
         up[place] += step
         down[place] -= step
         slope = (expected(up, ref) - expected(down, ref)).sum() / (2 * step) / P
-        np.testing.assert_allclose(gradient[place], slope, rtol=1e-4)
+        close(gradient[place], slope, rtol=1e-4)
     junk = np.where(MASK, logp, np.nan)
     assert float(total(junk, np.where(MASK, ref, np.inf))) == float(total(logp, ref))
     assert np.isfinite(np.asarray(grad(total)(junk, ref))).all()
@@ -96,7 +94,7 @@ def test_a_pair_counts_by_the_alignment_of_both(cap):
     for (p, *pair), weight in zip(pairs, products, strict=True):
         good, bad = (np.float64(logp - ref)[p, g][MASK[p, g]].sum() * 0.1 for g in pair)
         want[p] += min(weight, cap or np.inf) * softplus(bad - good) / len(PAIRS[p])
-    np.testing.assert_allclose(each[:, 0, 0], want, rtol=2e-5)
+    close(each[:, 0, 0], want, rtol=2e-5)
 
 
 def test_an_infinite_loss_of_weight_zero_is_zero():
@@ -136,8 +134,8 @@ def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
 
     sums = np.array([-60.0, -1200.0])
     value, slope = value_and_grad(total)(sums)
-    np.testing.assert_allclose(value, exponential(*sums), rtol=1e-6)
-    np.testing.assert_allclose(slope, grad(lambda x: exponential(*x))(sums), rtol=1e-6)
+    close(value, exponential(*sums), rtol=1e-6)
+    close(slope, grad(lambda x: exponential(*x))(sums), rtol=1e-6)
 
 
 def test_the_center_is_the_mean_of_all_pairs():
@@ -157,7 +155,7 @@ def test_the_center_is_the_mean_of_all_pairs():
                 middles.append((np.mean(right) + np.mean(wrong)) / 2)
         context = {"where": where, "old_logp": old, "ref_logp": ref, "mask": MASK}
         center, state = transform.update(rewards, state, **context)
-        np.testing.assert_allclose(center, np.mean(middles), rtol=1e-4)
+        close(center, np.mean(middles), rtol=1e-4)
         assert float(state.count) == len(middles)
     assert len(middles) > 3
 

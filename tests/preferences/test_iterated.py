@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, value_and_grad
+from cheap import close, grad, value_and_grad
 from rows import for_each
 
 from jaxrl_llm import preferences
@@ -44,19 +44,17 @@ def test_inpo_between_two_references_is_ipo_at_the_ends():
         return preferences.inpo(*arrays, eta=0.5, **options)
 
     ipo = bind(preferences.ipo, beta=0.5)
-    np.testing.assert_allclose(inpo(*rows, *previous, ratio=1.0), ipo(*rows), rtol=1e-5)
-    np.testing.assert_allclose(
-        inpo(*rows, *previous, ratio=0.0), ipo(*rows[:2], *previous), rtol=1e-5
-    )
-    np.testing.assert_allclose(inpo(*rows, *rows[2:], ratio=0.4), ipo(*rows), rtol=1e-4)
+    close(inpo(*rows, *previous, ratio=1.0), ipo(*rows), rtol=1e-5)
+    close(inpo(*rows, *previous, ratio=0.0), ipo(*rows[:2], *previous), rtol=1e-5)
+    close(inpo(*rows, *rows[2:], ratio=0.4), ipo(*rows), rtol=1e-4)
     # Soft labels are least at h = (2 p - 1) / (2 eta), here 2 p - 1.
     same = [np.zeros(5)] * 5
     h = np.array([0.4, 0.4 + 1e-2, 0.4 - 1e-2, 1.0, -1.0])
     soft = inpo(h, *same, preference=0.7)
     assert soft[0] < min(soft[1:3])
-    np.testing.assert_allclose(soft[3:], [0.3 * 4, 0.7 * 4], rtol=1e-5)
+    close(soft[3:], [0.3 * 4, 0.7 * 4], rtol=1e-5)
     labels = inpo(h, *same, preference=np.ones(5))
-    np.testing.assert_allclose(labels, inpo(h, *same), rtol=1e-5, atol=1e-6)
+    close(labels, inpo(h, *same), rtol=1e-5, atol=1e-6)
 
 
 def test_mnpo_weighs_the_policies_that_there_are():
@@ -73,7 +71,7 @@ def test_mnpo_weighs_the_policies_that_there_are():
     ):
         ours = preferences.mnpo(*rows, *history, eta=0.5, ratio=0.3, **options)
         h = (w - l) - 0.3 * (rw - rl) - 0.7 * mean
-        np.testing.assert_allclose(ours, (h - 1) ** 2, rtol=1e-5)
+        close(ours, (h - 1) ** 2, rtol=1e-5)
     slope = grad(
         lambda x: preferences.mnpo(*x[:4], x[4:5].T, x[5:].T, where=np.arange(5) < 3).sum()
     )(arrays(4, 6, 5))
@@ -89,7 +87,7 @@ def test_sppo_is_zero_at_its_target_alone():
     rows[0] = rows[2] + 3.0  # (0.8 - 0.5) / 0.1
     rows[1] = rows[3] - 2.0
     win = {"chosen_win_rate": 0.8, "rejected_win_rate": np.full(3, 0.3), "beta": 0.1}
-    np.testing.assert_allclose(preferences.sppo(*rows, **win), np.zeros(3), atol=1e-6)
+    close(preferences.sppo(*rows, **win), np.zeros(3), atol=1e-6)
     assert (np.asarray(preferences.sppo(rows[0] + 1, rows[1] + 1, *rows[2:], **win)) > 0.9).all()
 
 
@@ -140,7 +138,7 @@ def test_self_play_reaches_the_nash_policy_of_rock_paper_scissors(method):
     policy = total / count if method == "sppo" else jax.nn.softmax(logits)
     assert nash_gap(np.exp(start)) > 0.15
     assert nash_gap(np.asarray(policy)) < 0.02
-    np.testing.assert_allclose(policy, np.full(3, 1 / 3), atol=0.03)
+    close(policy, np.full(3, 1 / 3), atol=0.03)
 
 
 def test_nash_md_is_reinforce_with_a_penalty():
@@ -151,8 +149,8 @@ def test_nash_md_is_reinforce_with_a_penalty():
     run = value_and_grad(lambda x: preferences.nash_md(x, ref, mask, win, beta=0.3).sum())
     value, slope = run(junk)
     expected = np.where(mask, 0.3 * (logp - ref) - (win - 0.5)[:, None], 0.0)
-    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(value, (expected * np.where(mask, logp, 0)).sum(), rtol=1e-5)
+    close(slope, expected, rtol=1e-5, atol=1e-6)
+    close(value, (expected * np.where(mask, logp, 0)).sum(), rtol=1e-5)
 
 
 def test_xpo_adds_the_likelihood_of_the_sample_of_the_reference():
@@ -161,9 +159,9 @@ def test_xpo_adds_the_likelihood_of_the_sample_of_the_reference():
     rows[:, 2] = np.nan
     loss = preferences.xpo(*rows, ours, alpha=0.2, where=where)
     dpo = preferences.dpo(*rows, where=where)
-    np.testing.assert_allclose(loss - dpo, [0.2 * rows[1, 0], 0.2 * rows[0, 1], 0], rtol=1e-5)
+    close(loss - dpo, [0.2 * rows[1, 0], 0.2 * rows[0, 1], 0], rtol=1e-5)
     ipo = bind(preferences.ipo, beta=0.3)
-    np.testing.assert_allclose(
+    close(
         preferences.xpo(*rows, ours, alpha=0.0, loss=ipo, where=where),
         ipo(*rows, where=where),
         rtol=1e-6,
@@ -175,7 +173,7 @@ def test_seppo():
     loss = preferences.seppo(*errors, beta=1.0)
     assert float(loss[0]) == pytest.approx(0.620957, abs=1e-6)
     scaled = preferences.seppo(*errors, beta=0.5, scale=np.array([2.0]))
-    np.testing.assert_allclose(scaled, loss, rtol=1e-6)
+    close(scaled, loss, rtol=1e-6)
     # A reference that is better at the chosen response: both are learned.
     worse = [-np.array([x]) for x in (0.40, 0.50, 0.30, 0.45)]
     assert float(preferences.seppo_sign(worse[0], worse[2])[0]) == -1
@@ -186,7 +184,7 @@ def test_seppo():
     # A policy equal to its reference is a tie, and where the sign is +1 it is DPO.
     logp = arrays(8, 2, 4)
     equal = preferences.seppo(*logp, *logp)
-    np.testing.assert_allclose(equal, np.full(4, np.log(2.0)), rtol=1e-6)
+    close(equal, np.full(4, np.log(2.0)), rtol=1e-6)
     assert (np.asarray(preferences.seppo_sign(logp[0], logp[0])) == 1).all()
     # Equal policies whose numbers two programs rounded, of sequences and of squared errors.
     for scale in (1e3, 1e-3):
@@ -196,17 +194,17 @@ def test_seppo():
         assert float(preferences.seppo_sign(below, above, tolerance=0.0)[0]) == -1
     better = arrays(9, 4, 4)
     better[0] = better[2] + 1
-    np.testing.assert_allclose(preferences.seppo(*better), preferences.dpo(*better), rtol=1e-6)
+    close(preferences.seppo(*better), preferences.dpo(*better), rtol=1e-6)
     where = np.array([True, True, False, True])
     junk = np.where(where, better, np.nan)
     masked = preferences.seppo(*junk, where=where)
-    np.testing.assert_allclose(masked, np.where(where, preferences.dpo(*better), 0), rtol=1e-6)
+    close(masked, np.where(where, preferences.dpo(*better), 0), rtol=1e-6)
 
 
 def test_references_are_drawn_with_one_probability():
     draw = jax.jit(jax.vmap(lambda key: preferences.sample_reference(key, 4)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
-    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, np.full(4, 0.25), atol=0.03)
+    close(np.bincount(drawn, minlength=4) / 4000, np.full(4, 0.25), atol=0.03)
     with pytest.raises(ValueError, match="count must be above 0"):
         preferences.sample_reference(jax.random.key(0), 0)
 
@@ -235,9 +233,9 @@ def test_win_rates_of_a_mixture_read_no_masked_sample_and_not_the_sample_itself(
     logp = np.array([-1.0, -2.0, -3.0, np.nan], np.float32)
     where = np.array([True, True, True, False])
     rates = preferences.mixture_win_rates(wins, logp, logp, where=where)
-    np.testing.assert_allclose(rates, [0.25, 0.25, 0.25, 0.0], rtol=1e-6)
+    close(rates, [0.25, 0.25, 0.25, 0.0], rtol=1e-6)
     alone = preferences.mixture_win_rates(wins, logp, logp, where=np.arange(4) == 1)
-    np.testing.assert_allclose(alone, [0.0, 0.5, 0.0, 0.0])
+    close(alone, [0.0, 0.5, 0.0, 0.0])
     with pytest.raises(ValueError, match="mixture_win_rates: mixture must be"):
         preferences.mixture_win_rates(wins, logp, logp, mixture=1.5)
     with pytest.raises(ValueError, match="probabilities must have shape"):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, value_and_grad
+from cheap import close, equal, grad, value_and_grad
 from rows import for_each
 
 from jaxrl_llm import preferences
@@ -201,19 +201,19 @@ def test_value_and_gradient_equal_float64_and_absent_pairs_are_not_read(name):
         rows[:2] = np.minimum(rows[:2], -0.1)  # odds of a mean below 0
         (_, ours), slope = run(rows, everywhere)
         expected = CASES[name][2](*np.float64(rows))
-        np.testing.assert_allclose(ours, expected, rtol=3e-5, atol=3e-6)
+        close(ours, expected, rtol=3e-5, atol=3e-6)
         step = 1e-5
         for row in range(2):
             high, low = np.float64(rows), np.float64(rows)
             high[row] += step
             low[row] -= step
             difference = (CASES[name][2](*high) - CASES[name][2](*low)) / (2 * step)
-            np.testing.assert_allclose(slope[row], difference, rtol=1e-3, atol=1e-4)
+            close(slope[row], difference, rtol=1e-3, atol=1e-4)
         assert not slope[2:].any()  # the gradient stops at the reference
     where = np.array([True, False, True, False])
     for junk in (np.nan, np.inf, -np.inf, 1e4):
         (_, loss), slope = run(np.where(where, rows, np.float32(junk)), where)
-        np.testing.assert_allclose(loss, np.where(where, ours, 0.0), rtol=1e-5)
+        close(loss, np.where(where, ours, 0.0), rtol=1e-5)
         assert np.isfinite(slope).all() and not slope[:, ~where].any()
 
 
@@ -238,7 +238,7 @@ def test_worked_numbers():
     assert standard("ipo", per_token=True, **lengths) == pytest.approx(21.688980, abs=1e-5)
     assert standard("hinge") == pytest.approx(0.8)
     slope = grad(lambda x: preferences.dpo(*x).sum())(np.stack(STANDARD))
-    np.testing.assert_allclose(slope[:, 0], [-0.0450166, 0.0450166, 0.0, 0.0], atol=1e-7)
+    close(slope[:, 0], [-0.0450166, 0.0450166, 0.0, 0.0], atol=1e-7)
     win = {"chosen_win_rate": 0.8, "rejected_win_rate": 0.3}
     assert standard("sppo", beta=1.0, **win) == pytest.approx(0.565, abs=1e-6)
     assert standard("sppo", beta=1e-3, **win) == pytest.approx(64501.0, rel=1e-6)
@@ -267,10 +267,10 @@ def test_a_policy_equal_to_its_reference():
     }
     for name, value in values.items():
         loss = getattr(preferences, name)(*same, beta=0.5)
-        np.testing.assert_allclose(loss, np.full(4, value), rtol=1e-6, err_msg=name)
+        close(loss, np.full(4, value), rtol=1e-6, err_msg=name)
     lengths = {"chosen_lengths": np.full(4, 6), "rejected_lengths": np.full(4, 6)}
     loss = preferences.orpo(logp, logp, beta=0.5, **lengths)
-    np.testing.assert_allclose(loss, -logp / 6 + 0.5 * LN2, rtol=1e-6)
+    close(loss, -logp / 6 + 0.5 * LN2, rtol=1e-6)
 
 
 def test_swapped_responses():
@@ -284,17 +284,15 @@ def test_swapped_responses():
             assert (np.asarray(one + other) >= 2 - 1e-5).all()
         else:
             # log sigmoid(z) - log sigmoid(-z) = z, and (h - 1)^2 - (h + 1)^2 = -4 h
-            np.testing.assert_allclose(one - other, difference, rtol=1e-4, atol=1e-4)
+            close(one - other, difference, rtol=1e-4, atol=1e-4)
 
 
 def test_limits_of_beta():
     rows = arrays(3)
-    np.testing.assert_allclose(preferences.dpo(*rows, beta=1e-6), np.full(4, LN2), rtol=1e-4)
+    close(preferences.dpo(*rows, beta=1e-6), np.full(4, LN2), rtol=1e-4)
     h = delta(*np.float64(rows))
     # beta to infinity: a hinge at 0, in units of beta.
-    np.testing.assert_allclose(
-        preferences.dpo(*rows, beta=1e4) / 1e4, np.maximum(0, -h), rtol=1e-4, atol=1e-4
-    )
+    close(preferences.dpo(*rows, beta=1e4) / 1e4, np.maximum(0, -h), rtol=1e-4, atol=1e-4)
     far = [np.array([x]) for x in (-1e3, -10.0, -10.0, -10.0)]
     for name in ("dpo", "exo_pair", "discopop", "bco", "apo_zero"):
         value, slope = value_and_grad(
@@ -308,7 +306,7 @@ def test_the_fixed_point_of_ipo_is_its_margin():
     logp = arrays(4)
     for _ in range(60):
         logp = logp - np.float32(0.2) * slope(logp)
-    np.testing.assert_allclose(delta(*np.float64(logp)), np.full(4, 1.0), atol=1e-4)
+    close(delta(*np.float64(logp)), np.full(4, 1.0), atol=1e-4)
 
 
 def test_a_constant_of_a_prompt_changes_nothing_but_the_losses_of_one_response():
@@ -316,7 +314,7 @@ def test_a_constant_of_a_prompt_changes_nothing_but_the_losses_of_one_response()
     for name in ("dpo", "ipo", "hinge", "exo_pair", "discopop"):
         function = getattr(preferences, name)
         one, other = function(w, l, rw, rl), function(w + 2, l + 2, rw - 1, rl - 1)
-        np.testing.assert_allclose(one, other, rtol=1e-4, err_msg=name)
+        close(one, other, rtol=1e-4, err_msg=name)
     for name in ("sppo", "bco", "apo_zero", "nca_pair"):
         function = getattr(preferences, name)
         one, other = (function(w + c, l + c, rw, rl, beta=0.5) for c in (0, 2))
@@ -328,44 +326,42 @@ def test_relations_between_losses():
     dpo = preferences.dpo(*rows)
     no_margin = np.zeros(4, np.float32)
     for options in ({"divergence": "alpha", "alpha": 1.0}, {"margin": no_margin}):
-        np.testing.assert_allclose(preferences.dpo(*rows, **options), dpo, rtol=1e-6)
-    np.testing.assert_allclose(
+        close(preferences.dpo(*rows, **options), dpo, rtol=1e-6)
+    close(
         preferences.dpo(*rows, divergence="alpha", alpha=0.0),
         preferences.dpo(*rows, divergence="forward_kl"),
         rtol=1e-6,
     )
     # SimPO without a margin is DPO without a reference, with beta / length.
     six = {"chosen_lengths": np.full(4, 6), "rejected_lengths": np.full(4, 6)}
-    np.testing.assert_allclose(
+    close(
         preferences.simpo(*rows[:2], gamma=0.0, **six),
         preferences.dpo(*rows[:2], *np.zeros((2, 4), np.float32), beta=2 / 6),
         rtol=1e-5,
     )
     # The same tokens twice.
     twelve = {name: 2 * x for name, x in six.items()}
-    np.testing.assert_allclose(
+    close(
         preferences.simpo(2 * rows[0], 2 * rows[1], **twelve),
         preferences.simpo(*rows[:2], **six),
         rtol=1e-5,
     )
-    np.testing.assert_allclose(
+    close(
         preferences.slic(*rows[:2], margin=2.0, likelihood=0.0),
         preferences.hinge(*rows[:2], *np.zeros((2, 4), np.float32), beta=1.0, margin=2.0),
         rtol=1e-6,
     )
     cpo = preferences.cpo(*rows[:2], likelihood=0.0, chosen_lengths=np.full(4, 6))
-    np.testing.assert_allclose(
-        cpo, preferences.dpo(*rows[:2], *np.zeros((2, 4), np.float32)), rtol=1e-6
-    )
+    close(cpo, preferences.dpo(*rows[:2], *np.zeros((2, 4), np.float32)), rtol=1e-6)
     target = rows[2]
     triple = preferences.tpo(*rows[:2], target, target_lengths=np.full(4, 6), beta=0.1)
-    np.testing.assert_allclose(triple, cpo - target / 6, rtol=1e-6)
+    close(triple, cpo - target / 6, rtol=1e-6)
     long = preferences.tpo(
         *rows[:2], target, target_lengths=np.full(4, 6), beta=2.0, gamma=1.0, per_token=True, **six
     )
     simpo = preferences.simpo(*rows[:2], **six)
-    np.testing.assert_allclose(long, simpo - target / 6, rtol=1e-5)
-    np.testing.assert_allclose(
+    close(long, simpo - target / 6, rtol=1e-5)
+    close(
         preferences.orpo(*rows[:2], chosen_nll=-target, **six)
         - preferences.orpo(*rows[:2], chosen_nll=np.zeros(4, np.float32), **six),
         -target,
@@ -373,8 +369,8 @@ def test_relations_between_losses():
     )
     gold = preferences.slic(*rows[:2], target, likelihood=0.5)
     plain = preferences.slic(*rows[:2], likelihood=0.0)
-    np.testing.assert_allclose(gold - plain, -0.5 * target, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(preferences.sft(target, per_token=False), -target)
+    close(gold - plain, -0.5 * target, rtol=1e-4, atol=1e-5)
+    equal(preferences.sft(target, per_token=False), -target)
 
 
 def test_odds_near_certainty_are_finite():
@@ -391,9 +387,9 @@ def test_codpo_is_mpo_with_its_weights():
     ours = preferences.mpo(
         *rows, beta=0.5, preference=1.0, quality=0.0, likelihood=5.0, chosen_lengths=lengths
     )
-    np.testing.assert_allclose(ours, mpo(*np.float64(rows), weights=(1, 0, 5)), rtol=1e-5)
+    close(ours, mpo(*np.float64(rows), weights=(1, 0, 5)), rtol=1e-5)
     rpo = preferences.dpo(*rows, beta=0.5, likelihood=5.0, chosen_lengths=lengths)
-    np.testing.assert_allclose(rpo, ours, rtol=1e-6)
+    close(rpo, ours, rtol=1e-6)
 
 
 def test_a_response_that_the_policy_cannot_produce_is_a_pair_that_is_won():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, value_and_grad
+from cheap import close, grad, value_and_grad
 
 from jaxrl_llm.preferences import (
     bradley_terry,
@@ -25,25 +25,25 @@ W, L = np.array([1.0, 0.3, -2.0]), np.array([0.5, 0.9, -2.5])
 def test_the_worked_numbers():
     one, half = np.array(1.0), np.array(0.5)
     plain = bradley_terry(one, half)
-    np.testing.assert_allclose(plain, 0.474077, atol=1e-6)
-    np.testing.assert_allclose(bradley_terry(one, half, margin=0.3), 0.598139, atol=1e-6)
-    np.testing.assert_allclose(bradley_terry(one, half, centering=0.01) - plain, 0.0225, atol=1e-6)
+    close(plain, 0.474077, atol=1e-6)
+    close(bradley_terry(one, half, margin=0.3), 0.598139, atol=1e-6)
+    close(bradley_terry(one, half, centering=0.01) - plain, 0.0225, atol=1e-6)
 
 
 def test_laws_of_pairs():
     margin = np.array([0.1, 0.0, 2.0])
     loss = bradley_terry(W, L, margin=margin)
-    np.testing.assert_allclose(bradley_terry(W + 4, L + 4, margin=margin), loss, rtol=1e-5)
+    close(bradley_terry(W + 4, L + 4, margin=margin), loss, rtol=1e-5)
     moved = bradley_terry(W + 4, L + 4, centering=0.1) - bradley_terry(W, L, centering=0.1)
-    np.testing.assert_allclose(moved, 0.1 * ((W + L + 8) ** 2 - (W + L) ** 2), rtol=1e-5)
+    close(moved, 0.1 * ((W + L + 8) ** 2 - (W + L) ** 2), rtol=1e-5)
     # A smoothed label is the mixture of both labels.
     mixed = 0.9 * bradley_terry(W, L) + 0.1 * bradley_terry(L, W)
-    np.testing.assert_allclose(bradley_terry(W, L, label_smoothing=0.1), mixed, rtol=1e-6)
-    np.testing.assert_allclose(soft_bradley_terry(W, L, np.full(3, 0.9)), mixed, rtol=1e-6)
-    np.testing.assert_allclose(soft_bradley_terry(W, L, np.ones(3)), bradley_terry(W, L), rtol=1e-6)
+    close(bradley_terry(W, L, label_smoothing=0.1), mixed, rtol=1e-6)
+    close(soft_bradley_terry(W, L, np.full(3, 0.9)), mixed, rtol=1e-6)
+    close(soft_bradley_terry(W, L, np.ones(3)), bradley_terry(W, L), rtol=1e-6)
     p = np.array([0.2, 0.5, 0.9])
     slope = grad(lambda r: soft_bradley_terry(r, np.zeros(3), p).sum())(np.log(p / (1 - p)))
-    np.testing.assert_allclose(slope, np.zeros(3), atol=1e-6)
+    close(slope, np.zeros(3), atol=1e-6)
 
 
 def test_absent_pairs_are_not_read():
@@ -54,7 +54,7 @@ def test_absent_pairs_are_not_read():
             lambda x, m=m: bradley_terry(x, L, margin=m, centering=0.1, where=where).sum()
         )(w)
         expected = bradley_terry(W, L, margin=0.2, centering=0.1)
-        np.testing.assert_allclose(loss, expected[0] + expected[2], rtol=1e-6)
+        close(loss, expected[0] + expected[2], rtol=1e-6)
         assert np.isfinite(slope).all() and slope[1] == 0
         soft = soft_bradley_terry(w, L, m, where=where)
         assert np.isfinite(soft).all() and soft[1] == 0
@@ -66,7 +66,7 @@ def test_a_ranked_group_counts_as_much_as_a_pair():
     pairs = [(i, j) for i in range(4) for j in range(4) if ranks[i] < ranks[j]]
     expected = np.mean([bradley_terry(rewards[i], rewards[j]) for i, j in pairs])
     assert len(pairs) == 5  # the tied two are no pair
-    np.testing.assert_allclose(pair_logistic(rewards, -ranks, reduce="mean"), expected, rtol=1e-6)
+    close(pair_logistic(rewards, -ranks, reduce="mean"), expected, rtol=1e-6)
 
 
 def test_steps_are_read_at_their_last_token():
@@ -84,10 +84,10 @@ def test_steps_are_read_at_their_last_token():
     loss, slope = value_and_grad(lambda z: process_reward(z, labels, marks).sum())(logits)
     p = 1 / (1 + np.exp(-np.float64(np.where(marks, logits, 0.0))))
     expected = -np.where(labels, np.log(p), np.log(1 - p))
-    np.testing.assert_allclose(loss, expected[np.asarray(marks)].sum(), rtol=1e-5)
-    np.testing.assert_allclose(slope, np.where(marks, p - labels, 0.0), atol=1e-6)
+    close(loss, expected[np.asarray(marks)].sum(), rtol=1e-5)
+    close(slope, np.where(marks, p - labels, 0.0), atol=1e-6)
     of_bools = process_reward(logits, labels == 1, marks)
-    np.testing.assert_allclose(of_bools, process_reward(logits, labels, marks), rtol=1e-6)
+    close(of_bools, process_reward(logits, labels, marks), rtol=1e-6)
 
 
 def test_the_reward_is_that_of_the_last_token():
@@ -108,8 +108,8 @@ def test_pairs_that_are_not_there_do_not_reach_a_loss_of_ones_own():
 
     rewards = np.array([60.0, -60.0])
     value, slope = value_and_grad(total)(rewards)
-    np.testing.assert_allclose(value, exponential(*rewards), rtol=1e-6)
-    np.testing.assert_allclose(slope, grad(lambda x: exponential(*x))(rewards), rtol=1e-6)
+    close(value, exponential(*rewards), rtol=1e-6)
+    close(slope, grad(lambda x: exponential(*x))(rewards), rtol=1e-6)
 
 
 def test_a_step_beyond_the_labels_is_not_a_number_of_the_last_label():
@@ -123,7 +123,7 @@ def test_a_step_beyond_the_labels_is_not_a_number_of_the_last_label():
     )  # fmt: skip
     half, nan = np.log(2), np.nan
     want = [[half, half, 0, nan, 0], [0, 0, 0, 0, nan]]
-    np.testing.assert_allclose(loss, want, rtol=1e-6)
+    close(loss, want, rtol=1e-6)
 
 
 def test_surrogates_of_a_head_read_the_ends_of_responses_and_steps():
@@ -150,7 +150,7 @@ def test_surrogates_of_a_head_read_the_ends_of_responses_and_steps():
     ends = step_values(values, ids, np.asarray(mask), steps=2)
     at = np.array([[1, 2], [1, 3], [0, 0], [0, 0]])
     want = np.take_along_axis(values, at, axis=-1) * np.array([[1, 1], [1, 1], [1, 0], [0, 0]])
-    np.testing.assert_allclose(ends, np.nan_to_num(want), rtol=1e-6)
+    close(ends, np.nan_to_num(want), rtol=1e-6)
     labels, where = np.ones((4, 3)), np.arange(3) < np.full((4, 1), 2)
     loss = step_rewards(
         values, None, order, np.asarray(mask), turn_rewards=labels, turn_where=where, turn_ids=ids
@@ -158,4 +158,4 @@ def test_surrogates_of_a_head_read_the_ends_of_responses_and_steps():
     marked = np.zeros(mask.shape, bool)
     marked[[0, 0, 1, 1, 2], [1, 2, 1, 3, 0]] = True
     want = np.where(marked, np.log1p(np.exp(-np.nan_to_num(values))), 0.0)
-    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    close(loss, want, rtol=1e-5)

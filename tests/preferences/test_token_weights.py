@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from cheap import grad
+from cheap import close, grad
 
 from jaxrl_llm import preferences
 
@@ -19,26 +19,26 @@ def test_tokens_beyond_the_other_response_count_less():
         LOGP[1, :2].sum(),
         LOGP[2, :3].sum() + 0.25 * LOGP[2, 3],
     ]
-    np.testing.assert_allclose(sums, want, rtol=1e-6)
+    close(sums, want, rtol=1e-6)
     even = preferences.desensitized_logp(JUNK, MASK, np.zeros(3), alpha=1.0)
-    np.testing.assert_allclose(even, np.where(MASK, LOGP, 0).sum(-1), rtol=1e-6)
+    close(even, np.where(MASK, LOGP, 0).sum(-1), rtol=1e-6)
     # A place is that among the tokens that count, not that of the array.
     later = preferences.desensitized_logp(
         JUNK[:1], np.array([[False, True, True, True, False]]), np.array([2]), alpha=0.0
     )
-    np.testing.assert_allclose(later, LOGP[0, 1:3].sum(), rtol=1e-6)
+    close(later, LOGP[0, 1:3].sum(), rtol=1e-6)
 
 
 def test_weights_are_of_the_mean_over_tokens_and_have_no_gradient():
     energy = RNG.uniform(0.2, 0.9, LOGP.shape)
     weights = preferences.alignment_weights(JUNK, jnp.float32(np.where(MASK, energy, -1.0)), MASK)
     mean = [(LOGP - np.log(energy))[i][MASK[i]].mean() for i in range(3)]
-    np.testing.assert_allclose(weights, np.exp(mean), rtol=1e-5)
+    close(weights, np.exp(mean), rtol=1e-5)
     # Equal probabilities are as likely as what the policy samples.
     even = preferences.alignment_weights(
         np.full((1, 4), np.log(0.25)), np.full((1, 4), 0.25), np.ones((1, 4), bool)
     )
-    np.testing.assert_allclose(even, 1.0, rtol=1e-6)
+    close(even, 1.0, rtol=1e-6)
 
     def total(logp):
         return preferences.alignment_weights(logp, jnp.float32(energy), MASK).sum()

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import grad, put, value_and_grad
+from cheap import close, equal, grad, put, value_and_grad
 from rows import for_each
 
 from jaxrl_llm import preferences
@@ -20,13 +20,13 @@ def sigmoid(x):
 
 def test_worked_numbers_of_kto():
     loss = preferences.kto(LOGP, ZERO, GOOD, kl=0.2)
-    np.testing.assert_allclose(loss, [0.480011, 0.470036, 0.492501, 0.445221], atol=1e-6)
+    close(loss, [0.480011, 0.470036, 0.492501, 0.445221], atol=1e-6)
     clamped = preferences.kto(LOGP, ZERO, GOOD, kl=-0.3)
-    np.testing.assert_array_equal(clamped, preferences.kto(LOGP, ZERO, GOOD, kl=0.0))
-    np.testing.assert_allclose(clamped, preferences.apo_zero_unpaired(LOGP, ZERO, GOOD), rtol=1e-6)
+    equal(clamped, preferences.kto(LOGP, ZERO, GOOD, kl=0.0))
+    close(clamped, preferences.apo_zero_unpaired(LOGP, ZERO, GOOD), rtol=1e-6)
     assert float(grad(lambda kl: preferences.kto(LOGP, ZERO, GOOD, kl=kl).sum())(0.2)) == 0
     weighted = preferences.kto(LOGP, ZERO, GOOD, kl=0.2, desirable_weight=2.0)
-    np.testing.assert_allclose(weighted / loss, [2, 1, 2, 1], rtol=1e-6)
+    close(weighted / loss, [2, 1, 2, 1], rtol=1e-6)
     one_class = preferences.kto(LOGP, ZERO, np.ones(4, bool), kl=0.2)
     assert np.isfinite(one_class).all() and one_class[0] == loss[0]
 
@@ -69,7 +69,7 @@ def test_kto_pushes_a_policy_as_its_enumerated_objective_says():
     assert float(loss) == pytest.approx(value, rel=1e-5)
     steps = 1e-5 * np.eye(3)
     expected = [(objective(logits + d, kl)[0] - objective(logits - d, kl)[0]) / 2e-5 for d in steps]
-    np.testing.assert_allclose(slope, expected, rtol=1e-3, atol=1e-6)
+    close(slope, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_a_pair_is_two_responses():
@@ -81,7 +81,7 @@ def test_a_pair_is_two_responses():
         (preferences.apo_zero_unpaired, preferences.apo_zero, {}),
     ):
         ours = single(np.stack([w, l]), np.stack([rw, rl]), good, **options).sum(0)
-        np.testing.assert_allclose(ours, pair(w, l, rw, rl, **options), rtol=1e-5)
+        close(ours, pair(w, l, rw, rl, **options), rtol=1e-5)
 
 
 @for_each(
@@ -96,7 +96,7 @@ def test_absent_responses_are_not_read(name, options):
     )
     for junk in (np.nan, np.inf, -np.inf):
         loss, slope = run(np.where(where, np.stack([LOGP, ZERO]), junk))
-        np.testing.assert_allclose(loss, clean.sum(), rtol=1e-5)
+        close(loss, clean.sum(), rtol=1e-5)
         assert np.isfinite(slope).all() and not slope[:, 1].any() and not slope[1].any()
         assert slope[0, 0] < 0 < slope[0, 3]
 
@@ -128,17 +128,17 @@ def test_transport_compares_ranks():
     w, l, rw, rl = rows = np.random.default_rng(2).normal(-8, 3, (4, 6)).astype(np.float32)  # noqa: E741
     options = {"beta": 0.5, "label_smoothing": 0.1}
     pairs = preferences.aot(*rows, **options)
-    np.testing.assert_allclose(pairs, transported(w - l, rw - rl, 0.5, 0.1), rtol=1e-5)
+    close(pairs, transported(w - l, rw - rl, 0.5, 0.1), rtol=1e-5)
     alone = preferences.aot_unpaired(*rows, **options)
-    np.testing.assert_allclose(alone, transported(w - rw, l - rl, 0.5, 0.1), rtol=1e-5)
+    close(alone, transported(w - rw, l - rl, 0.5, 0.1), rtol=1e-5)
     # Any partners do, the ranks are over all axes, and one pair is DPO.
     shuffled = rows.copy()
     shuffled[1::2] = rows[1::2][:, ::-1]
-    np.testing.assert_allclose(preferences.aot_unpaired(*shuffled, **options), alone, rtol=1e-5)
+    close(preferences.aot_unpaired(*shuffled, **options), alone, rtol=1e-5)
     folded = preferences.aot(*rows.reshape(4, 2, 3), **options)
-    np.testing.assert_allclose(folded.reshape(6), pairs, rtol=1e-6)
+    close(folded.reshape(6), pairs, rtol=1e-6)
     one = preferences.aot(*rows[:, :1], **options)
-    np.testing.assert_allclose(one, preferences.dpo(*rows[:, :1], **options), rtol=1e-5)
+    close(one, preferences.dpo(*rows[:, :1], **options), rtol=1e-5)
 
 
 @for_each("name", ["aot", "aot_unpaired"])
@@ -155,7 +155,7 @@ def test_transport_of_the_pairs_that_there_are(name):
     run = value_and_grad(total, has_aux=True)
     for junk in (np.nan, np.inf, -1e4):
         (_, loss), slope = run(np.where(where, rows, np.float32(junk)))
-        np.testing.assert_allclose(np.asarray(loss)[where], clean, rtol=1e-5)
+        close(np.asarray(loss)[where], clean, rtol=1e-5)
         assert not np.asarray(loss)[~where].any() and not np.asarray(slope)[:, ~where].any()
     step = 1e-3
     for row in range(2):
@@ -171,5 +171,5 @@ def test_transport_of_the_pairs_that_there_are(name):
                 return transported(a[x] - a[y], other, 0.5, 0.0).sum()
 
             expected = (value(high) - value(low)) / (2 * step)
-            np.testing.assert_allclose(slope[row, column], expected, rtol=1e-3, atol=1e-4)
+            close(slope[row, column], expected, rtol=1e-3, atol=1e-4)
     assert not np.asarray(slope)[2:].any()
