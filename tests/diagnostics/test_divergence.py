@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 from cheap import close, equal
-from rows import for_each
 
 from jaxrl_llm.corrections import importance_weights
 from jaxrl_llm.diagnostics import (
@@ -104,34 +103,3 @@ def test_rejection_metrics_count_what_each_rule_rejects():
     close([shares.any_tokens, shares.any_sequences], [0.4, 1.0])
     empty = rejection_metrics(np.zeros((2, 3)), np.zeros((2, 3)), mask & False, rules=rules)
     assert not np.concatenate([np.ravel(x) for x in empty]).any()
-
-
-ONES, TRUE = np.ones((2, 3)), np.ones((2, 3), bool)
-
-
-@for_each(
-    ("call", "error", "message"),
-    [
-        (mismatch_metrics, TypeError, "mismatch_metrics: mask must be bool"),
-        (lambda x, y, _: mismatch_metrics(x, y[0], TRUE), ValueError, "metrics: .*behavior_logp"),
-        (lambda *_: weight_metrics(TRUE, TRUE), TypeError, "weights must be floating point"),
-        (lambda x, *_: weight_metrics(x[0], TRUE), ValueError, "these must have the same shape"),
-    ],
-)
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=message):
-        call(ONES, ONES, ONES)
-
-
-@for_each(
-    ("rules", "error", "message"),
-    [
-        ((), ValueError, "rules is empty"),
-        ([lambda *_: None], TypeError, "tuple of functions"),
-        ((lambda old, behavior, mask: old,), TypeError, "keep must be bool"),
-        ((lambda old, behavior, mask: mask[0],), ValueError, "keep must have shape"),
-    ],
-)
-def test_bad_rules_are_named(rules, error, message):
-    with pytest.raises(error, match=message):
-        rejection_metrics(ONES, ONES, TRUE, rules=rules)

@@ -3,10 +3,8 @@
 import itertools
 
 import numpy as np
-import pytest
 from cheap import close, equal
 
-import jaxrl_llm as jr
 from jaxrl_llm.diagnostics import pair_order, response_scores
 
 
@@ -39,8 +37,6 @@ def test_responses_of_one_side_make_no_pair():
     apart = pair_order(scores, rewards, sides=np.arange(4))
     equal(apart, pair_order(scores, rewards))
     assert pair_order(scores, rewards, sides=np.zeros(4, int)).pairs == 0
-    with pytest.raises(ValueError, match="pair_order: these must have the same shape"):
-        pair_order(scores, rewards, sides=np.zeros(3, int))
 
 
 def test_no_pair_is_zero():
@@ -53,5 +49,3 @@ def test_response_scores_of_sums_and_means():
     mask = np.array([[True, True, False]])
     close(response_scores(logp, ref_logp, mask), [-0.5])
     close(response_scores(logp, None, mask), [-1.5])
-    with pytest.raises(ValueError, match="pair_order: these must have the same shape"):
-        jr.diagnostics.pair_order(np.ones(3), np.ones(2))

@@ -1,5 +1,6 @@
 """Bad options and arrays raise one sentence that names function and argument."""
 
+import jax
 import numpy as np
 from bad_calls import bad_calls, raises
 from rows import for_each
@@ -10,6 +11,9 @@ from jaxrl_llm import preferences
 ROWS, S, Y = np.zeros((4, 3)), np.array([0.2, 0.4, 0.1]), np.array([1.0, 0.0, 0.5])
 LOGP, MASK, STEPS = -np.ones((3, 4)), np.ones((3, 4), bool), np.zeros((3, 4), int)
 GOOD = S > 0
+# Two groups of two responses with three tokens.
+X, V, K = -np.ones((2, 2, 3)), np.ones((2, 2)), np.ones((2, 2, 3), bool)
+PAIRED, KEY = {"ref_logp": X}, jax.random.key(0)
 NAMES = vars(preferences) | {"np": np} | globals()
 BAD = r"""
 ValueError:
@@ -48,6 +52,27 @@ p3o(S, S, Y, pairs="every")  # pairs must be one of
 p3o(S, S, Y, eps=0.0)  # eps must be above 0
 p3o(S, S, Y, max_ratio=0.5)  # max_ratio must be at least 1; got 0.5
 p3o(S, S, Y, kl_coef=0.1)  # kl_coef=0.1 needs ref_logp; got None
+paired(X, None, V, K, **PAIRED, loss=dpo, center=0.1)  # !.*center has no effect on dpo
+paired(X, None, V, K, **PAIRED, loss=ipo, gold=True)  # !.*gold has no effect on ipo
+paired(X, None, V, K, **PAIRED, loss=ipo, margins=np.zeros(2))  # !.*margins has no effect on ipo
+paired(X, None, V, K, **PAIRED, max_alignment=1.0)  # !.*max_alignment=1.0 has no effect without al
+paired(X, None, V, K, **PAIRED, alignment=V, max_alignment=0.0)  # !.*max_alignment must be above 0
+paired(X, None, V, K, **PAIRED, excess=2.0)  # !.*excess must be in
+paired(X, None, V[0], K, **PAIRED)  # advantages
+running_center(beta=0.0)  # beta
+inpo(*ROWS, S, S, eta=0.0)  # eta must be above 0
+inpo(*ROWS, S, S[:2])  # rejected_previous_logp \(2,\)
+inpo(*ROWS, S, S, preference=S[:2])  # preference must have shape \(3,\)
+seppo_sign(S, S[:2])  # chosen_logp \(3,\)
+mnpo(*ROWS, ROWS.T[:, :2], ROWS.T[:, :2], ratio=2.0)  # ratio must be in \[0, 1\]; got 2
+mnpo(*ROWS, ROWS.T[:, :2], ROWS.T[:, :1])  # rejected_history_logp must have shape
+sample_reference(KEY, 0)  # !.*count must be above 0
+mixture_win_rates(np.eye(3), S, S, mixture=1.5)  # mixture must be
+mixture_win_rates(np.eye(3)[:2], S, S)  # !.*probabilities must have shape
+degree_logits(LOGP, classes=(4, 0))  # !.*classes must be below the 4 tokens
+degree_logits(LOGP, classes=(-1, 0))  # !.*classes must be below the 4 tokens
+degree_logits(LOGP, classes=(1, 1))  # !.*2 or more different tokens
+degree_loss(np.zeros((3, 4)))  # logits must have shape
 TypeError:
 list_softmax(GOOD, Y)  # scores must be floating point
 snis_weights(S, where=np.ones(3))  # where must be bool

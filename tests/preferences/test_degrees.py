@@ -59,11 +59,6 @@ def test_a_head_is_rows_of_the_output_matrix():
     assert preferences.degree_logits(logits, classes=(5, 1)).tolist() == [[5, 1], [11, 7]]
     outside = put(logits, np.s_[0, 5], -np.inf)
     assert preferences.degree_logits(outside, classes=(5, 1)).tolist() == [[0, 1], [11, 7]]
-    for classes in ((6, 0), (-1, 0)):
-        with pytest.raises(ValueError, match="classes must be below the 6 tokens"):
-            preferences.degree_logits(logits, classes=classes)
-    with pytest.raises(ValueError, match="2 or more different tokens"):
-        preferences.degree_logits(logits, classes=(1, 1))
 
 
 def test_ties_are_broken_at_random():
@@ -91,5 +86,3 @@ def test_the_loss_of_degrees():
     value, slope = run(logits)
     assert float(value) == pytest.approx(right[0, [0, 2]].mean(), rel=1e-5)
     assert np.isfinite(slope).all() and not slope[~where].any()
-    with pytest.raises(ValueError, match="degree_loss: logits must have shape"):
-        preferences.degree_loss(np.zeros((3, 4)))

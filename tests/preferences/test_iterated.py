@@ -25,18 +25,6 @@ def test_worked_numbers_of_inpo():
     assert float(loss[0]) == pytest.approx(0.111111, abs=1e-6)
 
 
-def test_inpo_names_its_own_arguments():
-    previous = [np.array([-10.5]), np.array([-13.0])]
-    with pytest.raises(ValueError, match="inpo: eta must be above 0"):
-        preferences.inpo(*STANDARD, *previous, eta=0.0)
-    with pytest.raises(ValueError, match=r"inpo: .*rejected_previous_logp \(2,\)"):
-        preferences.inpo(*STANDARD, previous[0], np.zeros(2))
-    with pytest.raises(ValueError, match=r"inpo: preference must have shape \(1,\)"):
-        preferences.inpo(*STANDARD, *previous, preference=np.ones(2))
-    with pytest.raises(ValueError, match=r"seppo_sign: .* chosen_logp \(1,\)"):
-        preferences.seppo_sign(STANDARD[0], np.zeros(2))
-
-
 def test_inpo_between_two_references_is_ipo_at_the_ends():
     rows, previous = arrays(0, 4, 5), arrays(1, 2, 5)
 
@@ -76,10 +64,6 @@ def test_mnpo_weighs_the_policies_that_there_are():
         lambda x: preferences.mnpo(*x[:4], x[4:5].T, x[5:].T, where=np.arange(5) < 3).sum()
     )(arrays(4, 6, 5))
     assert not slope[2:].any() and not slope[:, 3:].any() and slope[0, 0] == -slope[1, 0] != 0
-    with pytest.raises(ValueError, match=r"mnpo: ratio must be in \[0, 1\]; got 2"):
-        preferences.mnpo(*rows, *history, ratio=2.0)
-    with pytest.raises(ValueError, match="mnpo: rejected_history_logp must have shape"):
-        preferences.mnpo(*rows, history[0], history[1][..., :2])
 
 
 def test_sppo_is_zero_at_its_target_alone():
@@ -205,8 +189,6 @@ def test_references_are_drawn_with_one_probability():
     draw = jax.jit(jax.vmap(lambda key: preferences.sample_reference(key, 4)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
     close(np.bincount(drawn, minlength=4) / 4000, np.full(4, 0.25), atol=0.03)
-    with pytest.raises(ValueError, match="count must be above 0"):
-        preferences.sample_reference(jax.random.key(0), 0)
 
 
 def test_a_mixture_is_reached_by_weights_of_the_policys_samples():
@@ -236,10 +218,6 @@ def test_win_rates_of_a_mixture_read_no_masked_sample_and_not_the_sample_itself(
     close(rates, [0.25, 0.25, 0.25, 0.0], rtol=1e-6)
     alone = preferences.mixture_win_rates(wins, logp, logp, where=np.arange(4) == 1)
     close(alone, [0.0, 0.5, 0.0, 0.0])
-    with pytest.raises(ValueError, match="mixture_win_rates: mixture must be"):
-        preferences.mixture_win_rates(wins, logp, logp, mixture=1.5)
-    with pytest.raises(ValueError, match="probabilities must have shape"):
-        preferences.mixture_win_rates(wins[:3], logp, logp)
 
 
 def test_nash_md_of_a_token_that_neither_policy_can_produce():
