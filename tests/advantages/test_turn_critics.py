@@ -88,17 +88,20 @@ def test_sums_of_turns_equal_a_loop_and_leave_out_what_is_of_none():
         close(out[..., k], expected, atol=1e-6)
 
 
-@for_each(("gamma", "lam"), [(0.9, 0.6), (0.5, 0.0)])
+@jax.jit
+def of_turns(rewards, values, mask, **options):
+    """Advantages, returns, both forms of post-decision values, and their targets."""
+    arrays = (rewards, values, mask)
+    both = {x: adv.pdppo(*arrays, **options, combine=x) for x in ("max", "mean", "before")}
+    turn, returns = adv.turn_gae(*arrays, **options), adv.turn_gae_returns(*arrays, **options)
+    return turn, returns, both, adv.pdppo_returns(*arrays, **options)
+
+
+@for_each(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.6), (0.5, 0.0)])
 def test_turns_equal_the_step_table(gamma, lam):
     rewards, values, mask, ids, happened = sample(1)
     options = {"turn_ids": ids, "turn_where": happened, "gamma": gamma, "lam": lam}
-    turn = jax.jit(adv.turn_gae)(rewards, values, mask, **options)
-    returns = jax.jit(adv.turn_gae_returns)(rewards, values, mask, **options)
-    both = {
-        name: adv.pdppo(rewards, values, mask, **options, combine=name)
-        for name in ("max", "mean", "before")
-    }
-    targets = adv.pdppo_returns(rewards, values, mask, **options)
+    turn, returns, both, targets = of_turns(rewards, values, mask, **options)
     for index in np.ndindex(mask.shape[:-1]):
         table = steps_of(*(x[index] for x in (values, mask, ids, happened, rewards)))
         want, want_returns = np.zeros(rewards.shape[-1]), np.zeros(mask.shape[-1])
