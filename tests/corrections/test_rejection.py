@@ -187,6 +187,9 @@ def test_off_policy_mask_drops_what_is_bad_and_far():
 
 def test_off_policy_mask_of_token_advantages_drops_the_negative_tokens():
     old, behavior = np.full((1, 3), -2.0), np.full((1, 3), -1.0)
+    # At the threshold itself they stay.
+    tie = {"old_logp": old, "behavior_logp": behavior, "threshold": 1.0}
+    assert off_policy_sequence_mask(np.array([-1.0]), np.ones((1, 3), bool), **tie).all()
     kept = off_policy_sequence_mask(
         np.array([[-1.0, 0.0, 1.0]]), np.ones((1, 3), bool), old_logp=old, behavior_logp=behavior
     )

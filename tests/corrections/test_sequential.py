@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from cheap import close, equal
+from cheap import close, equal, grad
 
 from jaxrl_llm import advantages
 from jaxrl_llm.corrections import sequential_factor, turn_order
@@ -28,6 +28,8 @@ def test_the_factor_equals_float64_and_stays_within_its_bounds():
     # A policy that does not move leaves it at 1.
     same = compiled(np.ones(40), old, old, np.ones((40, 6), bool))
     equal(same, 1.0)
+    gradient = grad(lambda x: sequential_factor(factor, x, old, mask).sum())
+    assert not gradient(logp).any()
     wide = compiled(
         np.ones(2), np.zeros((2, 3)), -np.ones((2, 3)), np.ones((2, 3), bool), eps_high=9.0
     )

@@ -11,7 +11,7 @@ from jaxrl_llm import diagnostics as d
 
 
 def test_noise_and_signal_come_back_from_two_batch_sizes():
-    signal, noise = np.array([0.5, 2.0, 1.0]), np.array([3.0, 0.0, 100.0])
+    signal, noise = np.array([0.51, 2.03, 1.07]), np.array([3.3, 0.0, 101.0])
     norms = [np.asarray(signal + noise / size, jnp.float32) for size in (4, 32)]
     seen = jax.jit(lambda *n: d.gradient_noise(*n, small_batch=4, large_batch=32))(*norms)
     close(seen.signal, signal, rtol=1e-4)
