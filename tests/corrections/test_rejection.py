@@ -85,6 +85,12 @@ def test_worked_numbers_lie_where_the_bound_flips(statistic, values):
         assert not kept(f"sequence_{level}", value - 3e-6).any()
 
 
+@for_each("bounds", [{"lower": 1.0, "upper": 2.0}, {"lower": 0.5, "upper": 1.0}])
+def test_a_ratio_at_a_bound_is_kept(bounds):
+    arrays = (np.zeros(4), np.zeros(4), ONES)
+    assert rejection_mask(*arrays, statistic="k1", level="token", **bounds).all()
+
+
 def test_k1_of_a_sequence_is_its_ratio_and_of_a_mean_its_geometric_mean():
     arrays = (np.asarray(G), np.zeros(4), ONES)
     for level, value in (("sequence_sum", 2.013753), ("sequence_mean", 1.191246)):
