@@ -64,6 +64,7 @@ def bgpo(params, tokens, A, key):
     return -diffusion.bgpo_terms(terms, jax.lax.stop_gradient(terms), A).sum(0).mean() / L
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("loss", [espo, spg, bgpo])
 def test_the_target_becomes_likely(loss):
     def step(params, key):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from benchmarks.diffusion_world import bernoulli, consistent, denoiser
 from jaxrl_llm import aggregate, diffusion, surrogates
@@ -171,7 +172,7 @@ def test_one_step_is_exact_for_independent_tokens():
     )
 
 
-@pytest.mark.parametrize("form", ["independent", "exact"])
+@for_each("form", ["independent", "exact"])
 def test_sampled_masks_are_unbiased(model, exact, form):
     rows, J = 4000, 4
     valid = jnp.ones((rows, L), bool)
@@ -333,7 +334,7 @@ def test_bad_input():
         diffusion.elbo(logp[:0], masked[:0], t[:0])
 
 
-@pytest.mark.parametrize("masks", ["independent", "exact", "complementary", "quadrature"])
+@for_each("masks", ["independent", "exact", "complementary", "quadrature"])
 def test_each_pass_has_draws_of_its_own(masks):
     """Those of a pass estimate alone, and all of them the mean."""
     one, two = (

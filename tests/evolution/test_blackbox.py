@@ -1,6 +1,7 @@
 """Black boxes: their closed forms, and that both evolution strategies climb them by a margin."""
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +34,16 @@ def population_of(params, count, *, sigma, rank):
     options = {"rank": rank} if rank else {}
     classes = classes if rank else full_rank(classes)
     members = jnp.arange(count)
-    return jax.vmap(lambda n: perturb(params, classes, KEY, 0, n, sigma=sigma, **options))(members)
+
+    @jax.jit
+    @jax.vmap
+    def made(n):
+        return perturb(params, classes, KEY, 0, n, sigma=sigma, **options)
+
+    return made(members)
 
 
-@pytest.mark.parametrize("rank", [1, 3, None])
+@for_each("rank", [1, 3, None])
 def test_the_mean_score_of_a_population_on_a_bowl(rank):
     """Lower than that of its center by sigma^2 D, whatever the rank."""
     params, sigma = {"x": jnp.linspace(-1.0, 2.0, 12).reshape(3, 4)}, 0.5
@@ -45,7 +52,7 @@ def test_the_mean_score_of_a_population_on_a_bowl(rank):
     assert abs(float(scores.mean() - expected)) < 0.1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rank", "share"), [(1, 0.622677), (2, 0.558794), (None, 0.454041)], ids=["1", "2", "full"]
 )
 def test_the_mean_score_of_a_population_among_waves(rank, share):
@@ -66,10 +73,12 @@ def test_a_population_sees_past_the_waves():
     uphill = jax.grad(lambda x: rastrigin(x).sum())(params["x"])
     scores = rastrigin(flat(population_of(params, 2048, sigma=0.6, rank=None)))
     fitness = centered_ranks(scores)
-    found = -open_es_grad(params, leaf_classes(params), KEY, 0, fitness, sigma=0.6, chunk=64)["x"]
+    gradient = jax.jit(partial(open_es_grad, params, leaf_classes(params), KEY, 0, sigma=0.6))
+    found = -gradient(fitness)["x"]
     assert (uphill > 0).all() and (found < 0).all()
 
 
+@pytest.mark.of_many
 @RANKS
 def test_a_bowl_is_climbed(rank):
     params = {"x": jnp.full((4, 6), 1.5), "b": jnp.zeros(3)}
@@ -87,6 +96,7 @@ def test_a_bowl_is_climbed(rank):
     assert history.shape == (80,) and history[-10:].mean() > -2.0
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("rank", [4, None], ids=["eggroll", "open_es"])
 def test_the_best_top_of_many_is_found(rank):
     """From the third top on every axis, where a gradient stays."""
@@ -161,43 +171,30 @@ def test_an_episode_is_its_seed():
     assert (control_returns(population, 1) != control_returns(population, 2)).any()
 
 
-def balance(rank, steps):
-    """Networks that learn to balance a pole; 500 is the most that an episode gives."""
-    return evolve(
+@pytest.mark.slow
+@RANKS
+def test_a_pole_is_balanced(rank):
+    """By networks that learn it; 500 is the most that an episode gives."""
+    params, history = evolve(
         mlp_init(jax.random.key(0), (4, 8, 2)),
         KEY,
         control_returns,
-        steps=steps,
+        steps=20,
         optimizer=optax.adam(optax.linear_schedule(0.4, 0.1, 20)),
         population=128,
         sigma=0.5,
         rank=rank,
     )
-
-
-@RANKS
-def test_a_few_steps_balance_a_pole_for_longer(rank):
-    _, history = balance(rank, 5)
-    assert history[0] < 30 and history[-1] > 2 * history[0]
-
-
-@pytest.mark.slow
-@RANKS
-def test_a_pole_is_balanced(rank):
-    params, history = balance(rank, 20)
     many = jax.tree.map(lambda x: jnp.broadcast_to(x, (64, *x.shape)), params)
     # Gymnasium calls the task solved at 475.
     assert history[0] < 30 and control_returns(many, 1000).mean() > 475
 
 
 def test_gymnasium_is_optional(monkeypatch):
+    assert {"evolve", "quadratic", "rastrigin", "control_returns"} <= set(testing.__all__)
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ImportError, match=r"control_returns needs .* 'jaxrl_llm\[envs\]'"):
         control_returns(always(0, 2), 0)
-
-
-def test_they_are_public():
-    assert {"evolve", "quadratic", "rastrigin", "control_returns"} <= set(testing.__all__)
 
 
 SMALL = {"x": jnp.ones((2, 2))}

@@ -64,14 +64,15 @@ SHAPERS = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPERS)
+@for_each("name", SHAPERS)
 def test_units_of_the_score_do_not_matter(name):
     f = jnp.asarray(np.random.default_rng(0).integers(-8, 8, 12) / 4.0, jnp.float32)
-    shape = SHAPERS[name]
-    assert np.abs(shape(f)).max() > 0.1
-    close(jax.jit(shape)(4 * f + 3), shape(f))
+    shape = jax.jit(SHAPERS[name])
+    found = shape(f)
+    assert np.abs(found).max() > 0.1
+    close(shape(4 * f + 3), found)
     if name not in ("pair sign", "baseline"):
-        close(shape(f).sum(), 0.0, atol=1e-5)
+        close(np.sum(found), 0.0, atol=1e-5)
     # 1.1 is not a binary fraction: its mean is another number.
     for value in (0.0, 1.1, -7.3e5):
         assert not np.any(shape(jnp.full(12, value)))
@@ -135,11 +136,10 @@ def _rows(where, count=1):
 
 
 @for_each("name", COUNTED)
-@for_each("left_out", [[2, 3], [4, 5, 8, 9], range(4, 10)])
-def test_fitness_is_that_of_the_members_that_count(name, left_out):
-    shape = COUNTED[name]
-    scores = np.random.default_rng(len(left_out)).integers(-3, 4, 12).astype(np.float32)
-    stay = np.setdiff1d(np.arange(12), list(left_out))
+def test_fitness_is_that_of_the_members_that_count(name):
+    shape = jax.jit(COUNTED[name])
+    scores = np.random.default_rng(4).integers(-3, 4, 12).astype(np.float32)
+    stay = np.setdiff1d(np.arange(12), [2, 3, 8, 9])
     where = jnp.zeros(12, bool).at[stay].set(True)
     expected = np.zeros(12, np.float32)
     expected[stay] = shape(jnp.asarray(scores[stay]))

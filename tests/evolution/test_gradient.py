@@ -48,8 +48,7 @@ def test_worked_numbers(monkeypatch):
     close(grad(F, params, classes, sign=True)["w"], expected)
 
 
-@pytest.mark.parametrize("pairs", [True, False])
-@pytest.mark.parametrize("rank", [1, 3])
+@for_each(("pairs", "rank"), [(True, 1), (True, 3), (False, 1)])
 def test_the_sum_over_members_written_out(pairs, rank):
     members = jnp.arange(12)
     options = {"rank": rank, "pairs": pairs}
@@ -83,11 +82,12 @@ def test_members_one_by_one():
     close(jax.tree.map(lambda *x: sum(x) / 6, *parts), whole)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 5, 100])
+@for_each("chunk", [1, 5, 100])
 def test_the_chunk_is_only_memory(chunk):
     close(grad(chunk=chunk, rank=2), grad(rank=2))
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_the_expected_update_is_the_gradient_of_a_linear_fitness(rank):
     params = {"w": jnp.zeros((4, 5))}
@@ -109,6 +109,7 @@ def test_the_expected_update_is_the_gradient_of_a_linear_fitness(rank):
     assert abs(np.vdot(estimate(0), g) / np.vdot(g, g) + 1) < 0.05
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("rank", "expected"), [(1, 0.353553), (2, 0.444444), (4, 0.512), (8, 0.554929)]
 )
@@ -179,6 +180,7 @@ def test_one_program_for_all_epochs_and_scales():
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_sharded_is_unsharded():
     """Parameters over one axis of a mesh, members over the other: the same noise everywhere."""
     mesh = jax.make_mesh((2, 4), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2)

@@ -1,6 +1,7 @@
 """EGG in integers: worked numbers, wide NumPy integers, saturation, votes and their thresholds."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ def test_a_weight_moves_by_one_where_the_votes_reach_the_limit(threshold, limit)
     ]
 
 
-@pytest.mark.parametrize("rank", [1, 3])
+@for_each("rank", [1, 3])
 def test_layers_in_wide_integers(rank):
     rng = np.random.default_rng(rank)
     members = jnp.arange(4)
@@ -60,13 +61,13 @@ def test_layers_in_wide_integers(rank):
     a, b, sign = (np.asarray(part, np.int64) for part in noise)
     own = np.einsum("nti,nir,nor->nto", x.astype(np.int64), b, a * sign[:, None, None]) >> 7
     expected = np.clip((x.astype(np.int64) @ w.T.astype(np.int64) + own) // 48, -127, 127)
-    found = es.egg_matmul(jnp.asarray(x), jnp.asarray(w), noise, shift=3)
+    found = jax.jit(partial(es.egg_matmul, shift=3))(jnp.asarray(x), jnp.asarray(w), noise)
     np.testing.assert_array_equal(found, expected)
     assert (np.abs(expected) == 127).any() and (np.abs(expected) < 127).any()
     tokens = rng.integers(0, 6, (4, 5))
     rows = (a * sign[:, None, None]) @ np.swapaxes(b, 1, 2) >> 7
     expected = np.clip(w + rows, -127, 127)[np.arange(4)[:, None], tokens]
-    found = es.egg_embed(jnp.asarray(tokens), jnp.asarray(w), noise, shift=3)
+    found = jax.jit(partial(es.egg_embed, shift=3))(jnp.asarray(tokens), jnp.asarray(w), noise)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -137,8 +138,8 @@ def test_the_integer_logarithm_is_exact(total):
     assert np.searchsorted(_LOG2, total, side="right") == int(16 * math.log2(total / 16))
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (7,)])
-def test_an_update_is_the_vote_of_all_pairs(shape):
+@for_each(("shape", "chunk"), [((5, 3), 2), ((7,), 64)])
+def test_an_update_is_the_vote_of_all_pairs(shape, chunk):
     signs = pair_sign(jax.random.normal(jax.random.key(8), (18,)).at[:4].set(0.0))
     noise = es.int8_noise(TABLE, KEY, 1, jnp.arange(0, 18, 2), shape)
     a, b = (np.asarray(x, np.int64) for x in noise[:2])
@@ -148,11 +149,9 @@ def test_an_update_is_the_vote_of_all_pairs(shape):
     threshold = es.egg_threshold(0.5)
     expected = es.egg_step(w, jnp.asarray(votes), num_pairs=9, threshold=threshold)
     assert 0 < np.abs(np.asarray(expected, int) - np.asarray(w, int)).sum() < w.size
-    for chunk in (2, 64):
-        found = es.egg_update(w, TABLE, KEY, 1, signs, threshold=threshold, chunk=chunk)
-        np.testing.assert_array_equal(found, expected)
-    still = es.egg_update(w, TABLE, KEY, 1, jnp.zeros(9, jnp.int8), threshold=0)
-    np.testing.assert_array_equal(still, w)
+    update = jax.jit(partial(es.egg_update, w, TABLE, KEY, 1, chunk=chunk))
+    np.testing.assert_array_equal(update(signs, threshold=threshold), expected)
+    np.testing.assert_array_equal(update(jnp.zeros(9, jnp.int8), threshold=0), w)
 
 
 def test_weights_stay_within_their_bounds_and_move_by_chance_as_often_as_alpha_says():

@@ -94,6 +94,7 @@ def test_rows_may_share_the_factors_of_their_pair(everything):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), found[1], summed)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     "leaf", ["*bias", "*q_norm*", "*k_norm*", "*mlp_norm*", "norm/*", "embed/*"]
 )

@@ -1,5 +1,7 @@
 """Evolution strategies of full rank: worked numbers, MeZO, and the limit of the low-rank ones."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,35 +68,11 @@ def test_the_same_scale_as_noise_of_low_rank():
     params = {"w": jnp.zeros((30, 30))}
     classes = leaf_classes(params)
     fitness = zscore(jax.random.normal(jax.random.key(0), (256,)))
-    options = {"sigma": 0.01, "scale": "step", "chunk": 64}
-    low = eggroll_grad(params, classes, KEY, 0, fitness, **options)["w"]
-    full = open_es_grad(params, classes, KEY, 0, fitness, **options)["w"]
-    for found in (low, full):
+    for grad in (eggroll_grad, open_es_grad):
+        update = jax.jit(partial(grad, params, classes, KEY, 0, sigma=0.01, scale="step"))
+        found = update(fitness)["w"]
         assert abs(float(jnp.sqrt(jnp.mean(found**2))) / 0.01 - 1) < 0.12
-    assert np.linalg.matrix_rank(full) == 30
-
-
-def test_it_climbs():
-    """OpenAI-ES on a quadratic, as an optimizer has it: ranks and Adam."""
-    params, target = {"w": jnp.zeros(6)}, jnp.linspace(-1, 1, 6)
-    classes = leaf_classes(params, others="full")
-    optimizer = optax.adam(0.05)
-
-    @jax.jit
-    def step(params, state, epoch):
-        def score(n):
-            member = perturb(params, classes, KEY, epoch, n, sigma=0.1)
-            return -jnp.sum((member["w"] - target) ** 2)
-
-        fitness = zscore(jax.vmap(score)(jnp.arange(32)))
-        grads = open_es_grad(params, classes, KEY, epoch, fitness, sigma=0.1, chunk=16)
-        updates, state = optimizer.update(grads, state)
-        return optax.apply_updates(params, updates), state
-
-    state = optimizer.init(params)
-    for epoch in range(120):
-        params, state = step(params, state, epoch)
-    assert np.abs(params["w"] - target).max() < 0.1
+    assert np.linalg.matrix_rank(found) == 30
 
 
 @for_each(

@@ -1,11 +1,13 @@
 """Merged attention: the worked numbers, and one joint attention in NumPy."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.models import KV, AttentionContext, attention, merge_attention
 from jaxrl_llm.models.attention import Prefix, _whole_forward, attend, attend_set
@@ -52,7 +54,7 @@ def _plain(query, keys, values, visible, cap):
     return jax.nn.softmax(scores) @ values, jax.nn.logsumexp(scores, axis=-1)
 
 
-@pytest.mark.parametrize("cap", [None, 2.0])
+@for_each("cap", [None, 2.0])
 def test_gradients_are_those_of_plain_formulas(cap):
     """Of a set, and of two sets that merge, where some queries see no key of one of them."""
     rng = np.random.default_rng(1)
@@ -86,7 +88,7 @@ def test_gradients_are_those_of_plain_formulas(cap):
             output, lse = function(*arrays)
             return jnp.sum(weights * jnp.concatenate([output, lse[..., None]], axis=-1))
 
-        return jax.grad(of, (0, 1, 2))
+        return jax.jit(jax.grad(of, (0, 1, 2)))
 
     wanted = loss(lambda *arrays: _plain(*arrays, visible, cap))(query, keys, values)
     for function in (one, merged, derived):
@@ -114,7 +116,7 @@ def test_gradients_in_half_precision():
     for dot in dots:
         assert [x.aval.dtype for x in dot.invars] == [jnp.bfloat16] * 2
         assert dot.outvars[0].aval.dtype == jnp.float32
-    for got, want in zip(gradients(*arrays), gradients(*wide), strict=True):
+    for got, want in zip(jax.jit(gradients)(*arrays), jax.jit(gradients)(*wide), strict=True):
         assert got.dtype == jnp.bfloat16
         scale = float(jnp.max(jnp.abs(want)))
         np.testing.assert_allclose(got.astype(jnp.float32), want, atol=0.02 * scale)
@@ -143,7 +145,7 @@ def _layout(keys, values):
     return KV(jnp.asarray(np.moveaxis(keys, -3, -1)), jnp.asarray(np.swapaxes(values, -3, -2)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("where", "per_row_index", "cap", "sinks"),
     [
         ("kv", False, None, None),
@@ -237,6 +239,7 @@ def _attend(arrays, fixed, **options):
     return attend(**arrays, **fixed, **options)
 
 
+@partial(jax.jit, static_argnames=("implementation", "join"))
 def _outputs_and_gradients(arrays, fixed, implementation, where=True, join=True):
     where = jnp.asarray(where)[..., None, None]
 
@@ -245,10 +248,11 @@ def _outputs_and_gradients(arrays, fixed, implementation, where=True, join=True)
         kept = jnp.where(where, output.astype(jnp.float32), 0.0)
         return jnp.sum(jnp.sin(kept)), output
 
-    (_, output), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
+    (_, output), gradients = jax.value_and_grad(loss, has_aux=True)(arrays)
     return jax.tree.leaves((output, gradients)) if join else (output, gradients)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("G", "T", "heads", "prefix", "cache"),
     [
@@ -273,9 +277,15 @@ def _segments(P, G, T):
     return jnp.asarray(np.where(ids == 3, -1, ids), jnp.int32)
 
 
-@pytest.mark.parametrize("implementation", ["plain", "xla"])
-@pytest.mark.parametrize(
-    ("prefix", "by"), [(False, "segments"), (True, "segments"), (True, "ends")]
+@for_each(
+    ("implementation", "prefix", "by"),
+    [
+        ("plain", False, "segments"),
+        ("plain", True, "segments"),
+        ("xla", True, "segments"),
+        ("plain", True, "ends"),
+        ("xla", True, "ends"),
+    ],
 )
 def test_a_segment_attends_as_if_it_were_alone(implementation, prefix, by):
     G, T = 2, 6
@@ -333,17 +343,19 @@ def test_a_cap_in_worked_numbers():
     np.testing.assert_allclose(slope[0, 0], 0.0655061, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("capability", "found"), [("9.0", True), ("7.5", False), ("12.0", True), ("gfx942", False)]
 )
 def test_the_kernel_is_known_by_the_device(capability, found, monkeypatch):
     assert not attention.has_cudnn()  # a CPU has none
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
-    assert attention.has_cudnn() == found
+    device = SimpleNamespace(compute_capability=capability)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        patch.setattr(jax, "devices", lambda: [device])
+        assert attention.has_cudnn() == found
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "form"),
     [
         ({"dtype": jnp.bfloat16}, "cudnn"),
@@ -373,8 +385,7 @@ def test_the_kernel_is_taken_where_it_fits(options, form, monkeypatch):
     assert used == (["cudnn"] if form == "cudnn" else [])
 
 
-@pytest.mark.parametrize("sizes", [(3, 7), (3, 2), (10, 3), (4, 4)])
-@pytest.mark.parametrize("cap", [None, 0.8])
+@for_each(("cap", "sizes"), [(None, ((3, 7), (3, 2), (10, 3), (4, 4))), (0.8, ((3, 2),))])
 def test_blocks_change_nothing(cap, sizes, monkeypatch):
     rng = np.random.default_rng(0)
     query = jnp.asarray(rng.normal(size=(2, 3, 10, 4)), jnp.float32)
@@ -397,11 +408,13 @@ def test_blocks_change_nothing(cap, sizes, monkeypatch):
 
         return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(query, kv)
 
-    split = compute(Sizes(*sizes))
+    split = [compute(Sizes(*each)) for each in sizes]
     # With the gradients that jax derives; those of CPUs are compared with them above.
-    monkeypatch.setattr(attention, "_attend_on_cpu", lambda *args: _whole_forward(*args)[0])
-    whole = compute(None)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, split)
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "_attend_on_cpu", lambda *args: _whole_forward(*args)[0])
+        whole = compute(None)
+    for some in split:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, some)
 
 
 def test_blocks_in_half_precision():
@@ -417,7 +430,7 @@ def test_blocks_in_half_precision():
             assert output.dtype == lse.dtype == jnp.float32
             return jnp.sum(jnp.sin(output)) + jnp.sum(jnp.cos(lse))
 
-        return jax.grad(loss, (0, 1))(query, kv)
+        return jax.jit(jax.grad(loss, (0, 1)))(query, kv)
 
     for a, b in zip(*map(jax.tree.leaves, (compute(None), compute(Sizes(4, 3)))), strict=True):
         assert a.dtype == b.dtype == jnp.bfloat16

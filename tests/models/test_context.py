@@ -1,5 +1,7 @@
 """What a call may attend to: prompts in its own rows, and contexts that make no sense."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ def draw(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-@pytest.mark.parametrize("segmented", [False, True])
+@for_each("segmented", [False, True])
 def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
     heads, kv_heads, d = 4, 2, 8
     kept = jnp.arange(LENGTH) < jnp.array([[5], [2]])
@@ -27,6 +29,7 @@ def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
     own = KV(draw(3, P, G, kv_heads, d, T), draw(4, P, G, kv_heads, T, d))
     query_of_prompts, query = draw(5, P, 1, LENGTH, heads, d), draw(6, P, G, T, heads, d)
 
+    @jax.jit
     def apart(query, kv, mask, **parts):
         return context_attention(query, kv, AttentionContext(mask, **parts), cap=0.7)[0]
 
@@ -42,9 +45,9 @@ def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
     )
     queries = jnp.concatenate([query_of_prompts, query.reshape(P, 1, G * T, heads, d)], axis=2)
     context = AttentionContext(mask, prefix_mask=kept, segments=segments)
-    got, kv = context_attention(queries, rows, context, cap=0.7)
+    got, kv = jax.jit(partial(context_attention, cap=0.7))(queries, rows, context)
     np.testing.assert_allclose(got, want, atol=1e-6)
-    assert kv is rows
+    jax.tree.map(np.testing.assert_array_equal, kv, rows)
 
 
 CACHE = (KV(jnp.ones((P, G, 1, 4, 3)), jnp.ones((P, G, 1, 3, 4))),)
@@ -95,14 +98,14 @@ def test_the_decoder_checks_its_context():
         model.apply(params, tokens[..., 1:], tokens[..., 1:], context)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("length", [1, 3])
+@for_each(("length", "dtype"), [(1, jnp.float32), (1, jnp.bfloat16), (3, jnp.bfloat16)])
 def test_each_row_is_written_at_its_own_place(length, dtype):
     room, heads, d = 7, 2, 4
     cache = KV(draw(1, P, G, heads, d, room), draw(2, P, G, heads, room, d))
     own = KV(draw(3, P, G, heads, d, length), draw(4, P, G, heads, length, d))
     cache, own = jax.tree.map(lambda x: x.astype(dtype), (cache, own))
 
+    @jax.jit
     def written(cache, index):
         query = draw(5, P, G, length, heads, d).astype(dtype)
         context = AttentionContext(jnp.ones((P, G, length), bool), cache=(cache,), index=index)
@@ -125,7 +128,7 @@ def test_each_row_is_written_at_its_own_place(length, dtype):
             written(KV(cache.keys[..., :2], cache.values[..., :2, :]), index)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@for_each("dtype", [jnp.float32, jnp.bfloat16])
 def test_decoding_reads_no_cache_as_bits(dtype):
     """On CPUs an array as bits is a copy, of the whole cache for a scatter of bfloat16."""
     heads, d, room = 2, 4, 512
@@ -144,4 +147,4 @@ def test_decoding_reads_no_cache_as_bits(dtype):
     index = jnp.zeros((P, G), int)
     program = jax.jit(decode, donate_argnums=0).lower(cache, index).compile()
     assert "bitcast-convert(" not in program.as_text()
-    assert (decode(cache, index)[1].keys.sum(-1) == 3).all()
+    assert (program(cache, index)[1].keys.sum(-1) == 3).all()

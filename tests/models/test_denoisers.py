@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from safetensors.numpy import load_file
 
 import jaxrl_llm as jr
@@ -32,8 +34,9 @@ def forward(model, params, tokens, mask, start=0, **context):
     return model.apply(params, tokens, positions, context)
 
 
-@pytest.mark.parametrize("name", RELEASED)
-def test_logits_of_released_architectures(name, tmp_path):
+@for_each("name", RELEASED)
+def test_logits_of_released_architectures(name, new_folder):
+    tmp_path = new_folder()
     for file in ("config.json", "model.safetensors"):
         shutil.copy(QWEN3 / file, tmp_path / file)
     values = json.loads((tmp_path / "config.json").read_text())
@@ -92,17 +95,16 @@ def test_blocks_decode_against_the_cache_of_those_before():
     model, params = tiny(block_length=3)
     tokens = jax.random.randint(jax.random.key(1), (2, 1, 9), 0, 259)
     mask = jnp.ones(tokens.shape, bool)
-    expected, _ = forward(model, params, tokens, mask)
+    whole = jax.jit(partial(forward, model))
+    expected, _ = whole(params, tokens, mask)
     cache, rows = empty_cache(model, (2, 1), 9), []
-    for start in (0, 3, 6):
+    for start in map(jnp.int32, (0, 3, 6)):
         part = tokens[..., start : start + 3]
-        hidden, cache = forward(
-            model, params, part, mask[..., :3], start, cache=cache, index=jnp.int32(start)
-        )
+        hidden, cache = whole(params, part, mask[..., :3], start, cache=cache, index=start)
         rows.append(hidden)
     np.testing.assert_allclose(jnp.concatenate(rows, 2), expected, atol=1e-5)
     # The last token of a block moves the first, and none of the block before.
-    other, _ = forward(model, params, tokens.at[..., 5].add(1), mask)
+    other, _ = whole(params, tokens.at[..., 5].add(1), mask)
     moved = jnp.any(jnp.abs(other - expected) > 1e-6, axis=-1)[0, 0]
     assert moved.tolist() == [False] * 3 + [True] * 6
 

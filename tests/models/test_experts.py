@@ -1,6 +1,5 @@
 """Mixtures of experts: each token equals the sum over its experts, with adapters and on meshes."""
 
-import dataclasses
 import operator
 from functools import partial, reduce
 from pathlib import Path
@@ -37,9 +36,8 @@ def mixture_of(experts, dtype="float32"):
     router = Linear(8, experts.count, config, rngs, bias=experts.bias)
     mixture = Mixture(config, experts, rngs, router=router, activation=jax.nn.silu)
     graphdef, state = nnx.split(mixture)
-    noise = jax.random.split(jax.random.key(1), len(jax.tree.leaves(state)))
-    noise = jax.tree.unflatten(jax.tree.structure(state), list(noise))
-    state = jax.tree.map(lambda x, key: x + 0.3 * jax.random.normal(key, x.shape), state, noise)
+    rng = np.random.default_rng(1)
+    state = jax.tree.map(lambda x: x + jnp.float32(0.3 * rng.normal(size=x.shape)), state)
     return lambda state, x, given=None: nnx.merge(graphdef, state)(x, given=given)[0], state
 
 
@@ -69,8 +67,15 @@ def by_hand(experts, state, x, given=None):
     return jnp.sum(weights[..., None] * linear(hidden, "down"), axis=-2)
 
 
-@pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "replayed"),
+    [
+        ("plain", True),
+        ("clamped", False),
+        pytest.param("plain", False, marks=pytest.mark.slow),
+        pytest.param("clamped", True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_token_is_the_weighted_sum_of_its_experts(name, replayed):
     experts, given = KINDS[name], None
     apply, state = mixture_of(experts)
@@ -80,7 +85,6 @@ def test_a_token_is_the_weighted_sum_of_its_experts(name, replayed):
             jax.random.key(3), jnp.tile(jnp.arange(1, 6), (2, 3, 4, 1)), axis=-1, independent=True
         )
         given = order[..., : experts.active].at[:, :, 0].set(0).astype(jnp.int16)
-        assert np.abs(apply(state, x, given) - apply(state, x))[:, :, 1:].max() > 0.1
 
     def loss(function, state, x):
         y = function(state, x, given)
@@ -91,17 +95,25 @@ def test_a_token_is_the_weighted_sum_of_its_experts(name, replayed):
         for f in (apply, partial(by_hand, experts))
     ]
     jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), *both)
+    if replayed:
+        assert np.abs(both[0][1] - jax.jit(apply)(state, x))[:, :, 1:].max() > 0.1
 
 
 def test_a_mixture_in_bfloat16():
     apply, state = mixture_of(KINDS["clamped"], "bfloat16")
     x = jax.random.normal(jax.random.key(2), (2, 3, 4, 8), jnp.bfloat16)
-    y, pullback = jax.vjp(jax.jit(apply), state, x)
-    want = by_hand(KINDS["clamped"], state, x.astype(jnp.float32))
+
+    @jax.jit
+    def both(state, x):
+        y, pullback = jax.vjp(apply, state, x)
+        return y, pullback(y)
+
+    y, grads = both(state, x)
+    want = jax.jit(partial(by_hand, KINDS["clamped"]))(state, x.astype(jnp.float32))
     assert y.dtype == jnp.bfloat16
     # A token whose second and third expert are close may go to the other.
     assert np.mean(np.abs(np.asarray(y, np.float32) - want)) < 0.03
-    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(pullback(y)))
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
 def test_tokens_that_all_choose_one_expert():
@@ -110,7 +122,7 @@ def test_tokens_that_all_choose_one_expert():
     kernel = state["router"]["kernel"]
     state["router"]["kernel"] = kernel.replace(jnp.zeros_like(kernel[...]))
     x = jax.random.normal(jax.random.key(2), (1, 1, 40, 8))
-    y = apply(state, x)
+    y = jax.jit(apply)(state, x)
     p = nnx.to_pure_dict(state)["experts"]
     expected = sum(
         (jax.nn.silu(x @ p["gate"]["kernel"][e]) * (x @ p["up"]["kernel"][e]))
@@ -241,13 +253,15 @@ def test_an_adapter_of_experts_equals_the_merged_model(small):
     np.testing.assert_allclose(rollout.behavior_logp, logp, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_experts_is_rounded_once_in_trainer_and_sampler():
     """A sampler casts the factors before it decodes, a trainer where it uses them."""
     experts = ExpertsConfig(count=4, active=2, width=16)
     model, params = tiny_model(num_layers=1, experts=experts, dtype="bfloat16")
     config = LoRAConfig(rank=3, alpha=10.0, targets=("experts",))
+    rng = np.random.default_rng(1)
     adapter = jax.tree.map(
-        lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), init_lora(params, config)
+        lambda x: x + jnp.float32(0.3 * rng.normal(size=x.shape)), init_lora(params, config)
     )
     policy, adapted = adapted_model(model, config), Adapted(params, adapter)
     logits = jax.jit(partial(logits_of, policy, tokens=TOKENS))
@@ -434,27 +448,3 @@ def test_a_step_on_a_mesh_has_the_same_gradients(sizes):
     jax.tree.map(
         partial(np.testing.assert_allclose, atol=2e-5), grads, jax.grad(loss)(params, tokens)
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("gpt_oss", {"sinks": False}),
-        ("gpt_oss", {"limit": 7.0}),
-        ("qwen3_moe_steps", {"normalized": True}),
-    ],
-)
-def test_a_part_shows_in_the_golden_data(name, changes):
-    """Without it the logits are far off: the data can tell."""
-    model, params = load_model(GOLDEN / name)
-    before = logits_of(model, params, TOKENS)
-    config = model.config
-    if "sinks" in changes:
-        config = dataclasses.replace(config, **changes)
-        params = jax.tree.map(lambda x: x, params)
-        for layer in params["layers"].values():
-            del layer["attention"]["sinks"]
-    else:
-        config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, **changes))
-    after = logits_of(jr.models.make_model(config), params, TOKENS)
-    assert np.abs(after - before).max() > 0.1

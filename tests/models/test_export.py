@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +29,7 @@ from jaxrl_llm.models import (
 )
 from jaxrl_llm.models.export import hf_config
 from jaxrl_llm.models.heads import head_of
-from jaxrl_llm.models.lora import LoRAConfig, init_lora
+from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.models.safetensors import SafetensorsFolder
 from jaxrl_llm.models.sharding import param_shardings, shard
@@ -76,8 +75,9 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_what_is_written_is_read_back(tmp_path, name):
+@for_each("name", SHAPES)
+def test_what_is_written_is_read_back(new_folder, name):
+    tmp_path = new_folder()
     model, params = tiny_model(num_layers=2, **SHAPES[name])
     save_safetensors(params, tmp_path, config=model.config)
     again, found = load_model(tmp_path)
@@ -85,6 +85,7 @@ def test_what_is_written_is_read_back(tmp_path, name):
     assert_same(found, params)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tensors_are_those_that_transformers_wrote(tmp_path, name):
     model, params = load_model(GOLDEN / name)
@@ -119,9 +120,10 @@ def changed(params):
     return jax.tree.map(lambda x: x + 1, params)
 
 
-@pytest.mark.parametrize(("before", "after"), [(20_000, None), (20_000, 40_000), (None, 20_000)])
-def test_a_folder_holds_one_model(tmp_path, before, after):
+@for_each(("before", "after"), [(20_000, None), (20_000, 40_000), (None, 20_000)])
+def test_a_folder_holds_one_model(new_folder, before, after):
     """Of the one that was there before nothing is left to be read instead."""
+    tmp_path = new_folder()
     model, params = tiny_model(num_layers=2)
     for weights, size in ((params, before), (changed(params), after)):
         options = {} if size is None else {"file_bytes": size}
@@ -137,8 +139,9 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("sizes", [(20_000, 10**9), (10**9, 20_000)])
-def test_a_save_that_ends_early_leaves_no_mix(tmp_path, monkeypatch, sizes):
+@for_each("sizes", [(20_000, 10**9), (10**9, 20_000)])
+def test_a_save_that_ends_early_leaves_no_mix(new_folder, monkeypatch, sizes):
+    tmp_path = new_folder()
     model, params = tiny_model(num_layers=1)
     other = tiny_config(num_layers=1, norm_eps=1e-3)  # of the same shapes
     done, last = [], [0]
@@ -228,7 +231,7 @@ def test_an_adapter_is_merged_before_a_save(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kinds", "acting"),
     [
         ((LayerKind(), LayerKind()), None),
@@ -236,16 +239,19 @@ def test_an_adapter_is_merged_before_a_save(tmp_path):
         ((LayerKind(window=9), LayerKind(window=300)), (LayerKind(window=9), LayerKind())),
     ],
 )
-def test_layers_are_stored_as_what_they_compute(tmp_path, kinds, acting):
+def test_layers_are_stored_as_what_they_compute(new_folder, kinds, acting):
+    tmp_path = new_folder()
     shape = {"architecture": "qwen3", "qk_norm": True, "layers": kinds}
     model, params = tiny_model(num_layers=2, max_length=256, **shape)
     save_safetensors(params, tmp_path, config=model.config)
     again, read = load_model(tmp_path)
     assert again.config == dataclasses.replace(model.config, layers=acting)
     assert_same(read, params)
+    if acting is None:
+        return
     tokens = jnp.arange(12)[None, None]
     context = AttentionContext(jnp.ones(tokens.shape, bool))
-    ours, theirs = (x.apply(params, tokens, tokens, context)[0] for x in (model, again))
+    ours, theirs = (jax.jit(x.apply)(params, tokens, tokens, context)[0] for x in (model, again))
     np.testing.assert_array_equal(ours, theirs)
 
 
@@ -285,8 +291,9 @@ def test_all_dimensions_are_rotated_where_a_class_rotates_a_quarter(name):
     assert hf_config(again) == written
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_language_model_is_saved_as_a_reward_model_only_with_a_head(tmp_path, tied):
+@for_each("tied", [True, False])
+def test_a_language_model_is_saved_as_a_reward_model_only_with_a_head(new_folder, tied):
+    tmp_path = new_folder()
     model, params = tiny_model(num_layers=1, tied=tied)
     message = "head 'response' needs the parameters of models.with_head, .*; got embed, .*norm"
     with pytest.raises(ValueError, match=f"save_safetensors: {message}"):
@@ -299,7 +306,7 @@ def scorer(name):
     return model.config, with_head(model, params, key=jax.random.key(0))[1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "head", "expected"),
     [
         ("gemma2", "step", "Gemma2ForTokenClassification"),
@@ -309,7 +316,8 @@ def scorer(name):
         ("qwen3_next", "step", "Qwen3NextForTokenClassification"),
     ],
 )
-def test_a_reward_model_has_the_class_of_transformers(tmp_path, name, head, expected):
+def test_a_reward_model_has_the_class_of_transformers(new_folder, name, head, expected):
+    tmp_path = new_folder()
     config, params = scorer(name)
     save_safetensors(params, tmp_path, config=config, head=head)
     settings = json.loads((tmp_path / "config.json").read_text())
@@ -320,7 +328,7 @@ def test_a_reward_model_has_the_class_of_transformers(tmp_path, name, head, expe
     assert_same(again["model"], body)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "head"),
     [
         ("gemma3", "step"),
@@ -331,8 +339,9 @@ def test_a_reward_model_has_the_class_of_transformers(tmp_path, name, head, expe
         ("qwen3_5_moe", "step"),
     ],
 )
-def test_a_head_that_transformers_has_no_class_for_loads_here(tmp_path, name, head):
+def test_a_head_that_transformers_has_no_class_for_loads_here(new_folder, name, head):
     """A run that trained it for hours is not lost."""
+    tmp_path = new_folder()
     config, params = scorer(name)
     with pytest.warns(UserWarning, match="transformers has no class '.*Classification', so it"):
         save_safetensors(params, tmp_path, config=config, head=head)
@@ -351,9 +360,10 @@ def test_a_denoiser_has_no_head(tmp_path):
         save_safetensors(params, tmp_path, config=model.config, head="response")
 
 
-@pytest.mark.parametrize("kind", ["Sequence", "Token"])
-def test_a_reward_model_on_a_model_of_images_and_text(tmp_path, kind):
+@for_each("kind", ["Sequence", "Token"])
+def test_a_reward_model_on_a_model_of_images_and_text(new_folder, kind):
     """Its decoder is the one of texts, as of the language model that it was trained from."""
+    tmp_path = new_folder()
     config, params = scorer("qwen3_5")
     settings = json.loads((GOLDEN / "qwen3_5" / "config.json").read_text())
     settings = {"architectures": [f"Qwen3_5For{kind}Classification"], "text_config": settings}
@@ -374,32 +384,18 @@ def test_a_reward_model_on_a_model_of_images_and_text(tmp_path, kind):
     assert_same(again["head"]["kernel"], params["head"]["kernel"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "head", "before"),
     [
         ("gemma3", "response", "Gemma3ForSequenceClassification"),
         ("qwen3_5", "response", "Qwen3_5ForSequenceClassification"),
     ],
 )
-def test_reward_models_of_earlier_exports_load(tmp_path, name, head, before):
+def test_reward_models_of_earlier_exports_load(new_folder, name, head, before):
     """They name the class of a model of images and text, but hold the settings of a decoder."""
+    tmp_path = new_folder()
     config, params = scorer(name)
     save_safetensors(params, tmp_path, config=config, head=head)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [before]}))
     assert load_reward_model(tmp_path)[0].config.architecture == config.architecture
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_all_files_have_the_mode_of_a_new_file(tmp_path, umask):
-    model, params = tiny_model(num_layers=1)
-    lora = LoRAConfig(rank=2)
-    before = os.umask(umask)
-    try:
-        for _ in range(2):  # the second time over the files of the first
-            save_safetensors(params, tmp_path, config=model.config, file_bytes=50_000)
-            save_adapter(init_lora(params, lora), tmp_path, lora=lora, config=model.config)
-    finally:
-        os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
-    assert len(modes) > 5 and set(modes.values()) == {0o666 & ~umask}

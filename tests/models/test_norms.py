@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from rows import for_each
 
 from jaxrl_llm.models.norms import rms_norm
 
@@ -23,14 +23,16 @@ def test_one_row_by_hand():
     np.testing.assert_allclose(grads[1], [0.75, 0.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lead", [(), (2, 1, 1), (2, 3, 1)], ids=["one", "a prompt", "a rollout"])
+@for_each("dtype", ["float32", "bfloat16"])
+@for_each("lead", [(), (2, 1, 1), (2, 3, 1)], ids=["one", "a prompt", "a rollout"])
 def test_the_gradient_is_that_of_the_formula(lead, dtype):
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (2, 3, 4, 8), dtype)
     scale, pull = 1 + jax.random.normal(keys[1], (*lead, 8)), jax.random.normal(keys[2], x.shape)
     found, wanted = (
-        jax.value_and_grad(lambda x, s, f=f: jnp.sum(pull * f(x, s, 1e-5)), (0, 1))(x, scale)
+        jax.jit(jax.value_and_grad(lambda x, s, f=f: jnp.sum(pull * f(x, s, 1e-5)), (0, 1)))(
+            x, scale
+        )
         for f in (rms_norm, plain)
     )
     tolerance = 1e-5 if dtype == "float32" else 2e-2

@@ -18,6 +18,7 @@ from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora
 from jaxrl_llm.models.protocol import AttentionContext, prefill
 from jaxrl_llm.models.transformer import make_model
 from jaxrl_llm.rollout import make_sampler
+from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train.mesh import make_mesh
 from jaxrl_llm.train.score import score
 
@@ -93,8 +94,8 @@ def test_greedy_tokens_equal_transformers(name):
     np.testing.assert_array_equal(rollout.tokens[:, 0], expected["greedy"])
 
 
-@pytest.mark.of_many
-@pytest.mark.parametrize("name", FEW_OF_NEW)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEW)
 def test_gradient_norm_equals_torch(name):
     """The first 16 tokens are a prompt, whose keys the rest of the row attends to."""
     model, params = load_model(GOLDEN / name)
@@ -133,14 +134,27 @@ def test_logits_of_parameters_loaded_onto_a_mesh(name, tensor):
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "part"),
-    [("llama3", "rope_scaling"), ("gemma2", "attention_cap"), ("gemma2", "logit_cap")],
+    ("name", "part", "value"),
+    [
+        ("llama3", "rope_scaling", None),
+        ("gemma2", "attention_cap", None),
+        ("gemma2", "logit_cap", None),
+        ("gpt_oss", "sinks", False),
+        ("gpt_oss", "experts", {"limit": 7.0}),
+        ("qwen3_moe_steps", "experts", {"normalized": True}),
+    ],
 )
-def test_a_part_shows_in_the_golden_data(name, part):
+def test_a_part_shows_in_the_golden_data(name, part, value):
     """Without it the logits are far off: the data can tell."""
     model, params = load_model(GOLDEN / name)
-    plain = make_model(dataclasses.replace(model.config, **{part: None}))
+    if part == "experts":
+        value = dataclasses.replace(model.config.experts, **value)
+    if part == "sinks":
+        for layer in params["layers"].values():
+            del layer["attention"]["sinks"]
+    plain = make_model(dataclasses.replace(model.config, **{part: value}))
     expected = load_file(GOLDEN / name / "expected.safetensors")
     logits = logits_of(plain, params, expected["tokens"])
     assert np.abs(logits - expected["logits"]).max() > 0.1
@@ -148,18 +162,18 @@ def test_a_part_shows_in_the_golden_data(name, part):
 
 def test_capped_logits_are_those_of_sampler_and_training():
     """At a temperature, which divides what is capped, and with an adapter."""
-    model, params = load_model(GOLDEN / "gemma2")
+    model, params = tiny_model(num_layers=1, attention_cap=1.0, logit_cap=0.5)
     config = LoRAConfig(rank=2)
     adapter = jax.tree.map(lambda x: x + 0.05, init_lora(params, config))
     policy, adapted = adapted_model(model, config), Adapted(params, adapter)
-    prompts = np.arange(24, dtype=np.int32).reshape(2, 12)
-    sample = make_sampler(policy, max_new_tokens=6, group_size=2, temperature=0.7)
+    prompts = np.arange(8, dtype=np.int32).reshape(2, 4)
+    sample = make_sampler(policy, max_new_tokens=3, group_size=2, temperature=0.7)
     rollout = sample(adapted, jax.random.key(0), prompts.tolist())
     fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
     logp, _ = jax.jit(partial(score, policy, temperature=0.7))(adapted, *fields)
     np.testing.assert_allclose(rollout.behavior_logp, logp, atol=2e-5)
     # One row a rollout, without a prefix or a cache, and all logits at once.
-    rows = np.concatenate([np.repeat(prompts, 2, 0), np.asarray(rollout.tokens).reshape(4, 6)], 1)
-    log_probs = jax.nn.log_softmax(logits_of(policy, adapted, rows)[:, 11:-1] / 0.7)
-    want = np.take_along_axis(np.asarray(log_probs), rows[:, 12:, None], -1).reshape(2, 2, 6)
+    rows = np.concatenate([np.repeat(prompts, 2, 0), np.asarray(rollout.tokens).reshape(4, 3)], 1)
+    log_probs = jax.nn.log_softmax(logits_of(policy, adapted, rows)[:, 3:-1] / 0.7)
+    want = np.take_along_axis(np.asarray(log_probs), rows[:, 4:, None], -1).reshape(2, 2, 3)
     np.testing.assert_allclose(logp, want, atol=2e-5)

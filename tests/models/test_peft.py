@@ -11,6 +11,7 @@ import os
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from safetensors.numpy import load_file
 
 from jaxrl_llm.models import ExpertsConfig, LayerKind, save_safetensors
@@ -55,7 +56,7 @@ def test_a_shared_expert_is_named_in_full_and_its_gate_has_no_adapter(tmp_path):
     assert len(names) == 3 and all("shared_expert." in name for name in names)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "target", "layer"),
     [
         ({"architecture": "qwen3_next"}, "shared", "layers/0/mlp/shared/down"),
@@ -66,7 +67,7 @@ def test_a_shared_expert_is_named_in_full_and_its_gate_has_no_adapter(tmp_path):
         ),
     ],
 )
-def test_names_that_peft_gives_to_routed_experts_have_no_adapter(tmp_path, options, target, layer):
+def test_names_of_routed_experts_in_peft_have_no_adapter(tmp_path, options, target, layer):
     """It moves them to parameters of the experts, and then ignores these tensors."""
     shared = 16 if options["architecture"] == "qwen3_next" else None
     experts = dataclasses.replace(EXPERTS, shared=shared)
@@ -78,14 +79,16 @@ def test_names_that_peft_gives_to_routed_experts_have_no_adapter(tmp_path, optio
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_exported_files_have_one_mode(tmp_path, umask, mode):
+@for_each(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_exported_files_have_one_mode(new_folder, umask, mode):
+    tmp_path = new_folder()
     before = os.umask(umask)
     try:
-        saved(tmp_path / "adapter")
         model, params = tiny_model(num_layers=1)
-        save_safetensors(params, tmp_path / "one", config=model.config)
-        save_safetensors(params, tmp_path / "several", config=model.config, file_bytes=20_000)
+        for _ in range(2):  # the second time over the files of the first
+            saved(tmp_path / "adapter")
+            save_safetensors(params, tmp_path / "one", config=model.config)
+            save_safetensors(params, tmp_path / "several", config=model.config, file_bytes=20_000)
     finally:
         os.umask(before)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -114,7 +117,7 @@ def test_an_adapter_of_another_model(tmp_path):
         save_adapter(adapter, tmp_path, lora=lora, config=model.config)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lora", "message"),
     [
         (LoRAConfig(), "the configuration has no rank"),
@@ -124,8 +127,9 @@ def test_an_adapter_of_another_model(tmp_path):
         ),
     ],
 )
-def test_a_configuration_of_another_rank(tmp_path, lora, message):
+def test_a_configuration_of_another_rank(new_folder, lora, message):
     """PEFT would not load it, or would multiply it by another factor."""
+    tmp_path = new_folder()
     model, params = tiny_model(num_layers=1)
     adapter = init_lora(params, LoRAConfig(rank=2))
     with pytest.raises(ValueError, match=f"save_adapter: {message}"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +92,7 @@ def test_worked_numbers():
 def test_rounding_is_that_of_numpy(mode, sizes):
     # Its own numbers: those of a shared generator depend on the tests before, and the last bit of a
     # scale may move a number across a tie.
-    x = X * np.exp(np.random.default_rng(0).normal(size=X.shape)).astype(np.float32)
+    x = X[:1] * np.exp(np.random.default_rng(0).normal(size=X[:1].shape)).astype(np.float32)
     q, scale = quantize_block(jnp.asarray(x), sizes, mode=mode)
     assert q.shape == x.shape
     wide = np.zeros(x.shape, np.float32)
@@ -130,55 +131,42 @@ def test_zeros_stay_and_nan_stays_in_its_block(mode):
     assert np.isfinite(values[[0, 2]]).all()
 
 
-@pytest.fixture(scope="module", params=MODES)
-def products(request):
-    """A mode, and a compiled product with its two gradients."""
-    mode = request.param
-
-    @jax.jit
-    def run(x, w, dy):
-        y, back = jax.vjp(lambda x, w: quantized_matmul(x, w, mode=mode), x, w)
-        return y, *back(dy.astype(y.dtype))
-
-    return mode, run
+@partial(jax.jit, static_argnums=0)
+def run(mode, x, w, dy):
+    """A product and its two gradients."""
+    y, back = jax.vjp(lambda x, w: quantized_matmul(x, w, mode=mode), x, w)
+    return y, *back(dy.astype(y.dtype))
 
 
-def test_product_and_gradients_are_those_of_numpy(products):
-    mode, run = products
-    for ours, theirs in zip(run(X, W, DY), expected(X, W, DY, mode), strict=True):
+@for_each("mode", MODES)
+def test_product_and_gradients_are_those_of_numpy(mode):
+    for ours, theirs in zip(run(mode, X, W, DY), expected(X, W, DY, mode), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
 
 
-def test_jit_is_eager(products):
-    mode, run = products
-    y, back = jax.vjp(lambda x, w: quantized_matmul(x, w, mode=mode), X, W)
-    for ours, theirs in zip((y, *back(jnp.asarray(DY))), run(X, W, DY), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
-
-
-def test_a_row_depends_on_itself_alone(products):
+@for_each("mode", MODES)
+def test_a_row_depends_on_itself_alone(mode):
     """Decoding token by token rounds as scoring a response does."""
-    mode, run = products
-    y, dx, _ = run(X, W, DY)
+    y, dx, _ = run(mode, X, W, DY)
     other, scaled = X.copy(), DY.copy()
     other[1], other[0, 1:], scaled[1], scaled[0, 1:] = 1e4, 1e4, 1e4, 1e4
-    alone, dx_alone, _ = run(other, W, scaled)
+    alone, dx_alone, _ = run(mode, other, W, scaled)
     np.testing.assert_array_equal(alone[0, 0], y[0, 0])
     np.testing.assert_array_equal(dx_alone[0, 0], dx[0, 0])
 
 
-def test_what_has_no_gradient_widens_no_scale(products):
-    _, run = products
+@for_each("mode", MODES)
+def test_what_has_no_gradient_widens_no_scale(mode):
     dy = DY.copy()
     dy[:, 100:] = 0
     junk = X.copy()
     junk[:, 100:] = 1e4
-    np.testing.assert_array_equal(run(junk, W, dy)[2], run(X, W, dy)[2])
+    np.testing.assert_array_equal(run(mode, junk, W, dy)[2], run(mode, X, W, dy)[2])
 
 
-def test_weights_rounded_before_give_the_same(products):
-    mode, run = products
-    y, dx, _ = run(X, W, DY)
+@for_each("mode", MODES)
+def test_weights_rounded_before_give_the_same(mode):
+    y, dx, _ = run(mode, X, W, DY)
     weights = round_weights(jnp.asarray(W), mode)
     assert weights.q.dtype.itemsize == 1
     ours, back = jax.jit(lambda x: jax.vjp(lambda x: quantized_matmul(x, weights, mode=mode), x))(X)
@@ -186,11 +174,11 @@ def test_weights_rounded_before_give_the_same(products):
     np.testing.assert_allclose(back(jnp.asarray(DY))[0], dx, atol=1e-5 * np.abs(dx).max())
 
 
-def test_bfloat16_in(products):
-    mode, run = products
+@for_each("mode", MODES)
+def test_bfloat16_in(mode):
     x, w, dy = (jnp.asarray(a, jnp.bfloat16) for a in (X, W, DY))
     plain = (np.asarray(a, np.float32) for a in (x, w, dy))
-    for ours, theirs in zip(run(x, w, dy), expected(*plain, mode), strict=True):
+    for ours, theirs in zip(run(mode, x, w, dy), expected(*plain, mode), strict=True):
         assert ours.dtype == jnp.bfloat16
         # Such numbers often lie halfway between two of fp8: the last bit of a scale decides.
         error = np.asarray(ours, np.float32) - theirs
@@ -198,12 +186,12 @@ def test_bfloat16_in(products):
         assert np.linalg.norm(error) < 0.01 * np.linalg.norm(theirs)
 
 
-def test_weights_split_over_devices(products):
-    _, run = products
+@for_each("mode", MODES)
+def test_weights_split_over_devices(mode):
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
-    split = run(place(X, "data"), place(W, "fsdp", "tensor"), place(DY, "data"))
-    for ours, theirs in zip(split, run(X, W, DY), strict=True):
+    split = run(mode, place(X, "data"), place(W, "fsdp", "tensor"), place(DY, "data"))
+    for ours, theirs in zip(split, run(mode, X, W, DY), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
 
 
@@ -273,6 +261,7 @@ def test_the_policy_that_samples_is_the_policy_that_trains(flow):
     assert float(split.mean_abs) > 5 * float(one.mean_abs) and float(split.mean_abs) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", [("fp8", "float32")], indirect=True)
 def test_a_step_of_an_unchanged_policy_has_ratio_one(flow):
     model, params, rollout, _, _ = flow
@@ -297,8 +286,9 @@ def test_a_step_of_an_unchanged_policy_has_ratio_one(flow):
     assert moved["layers"]["0"]["mlp"]["up"]["kernel"] and moved["embed"]["embedding"]
 
 
-def test_weights_are_rounded_once_for_a_loop(flow):
-    model, params, _, _, _ = flow
+@for_each(("mode", "dtype"), [("int8", "float32"), ("fp8", "bfloat16")])
+def test_weights_are_rounded_once_for_a_loop(mode, dtype):
+    model, params = tiny_model(num_layers=1, quantization=mode, dtype=dtype)
     tokens = jnp.arange(12).reshape(1, 2, 6)
     context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
     places = jnp.broadcast_to(jnp.arange(6), tokens.shape)
@@ -310,10 +300,11 @@ def test_weights_are_rounded_once_for_a_loop(flow):
     up = rounded["layers"]["0"]["mlp"]["up"]["kernel"]
     assert isinstance(up, RoundedWeights) and up.q.dtype.itemsize == 1
     assert not isinstance(rounded["embed"]["embedding"], tuple)
-    near = 3e-5 if model.config.dtype == "float32" else 0.1
+    near = 3e-5 if dtype == "float32" else 0.1
     np.testing.assert_allclose(run(rounded), run(params), atol=near)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(("mode", "slots"), [("int8", False), ("fp8", False), ("fp8", True)])
 def test_a_sampler_with_an_adapter_is_the_policy_that_trains(mode, slots):
     model, params = tiny_model(num_layers=1, quantization=mode)
@@ -333,6 +324,7 @@ def test_a_sampler_with_an_adapter_is_the_policy_that_trains(mode, slots):
     np.testing.assert_allclose(rollout.behavior_logp, logp, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sampler_of_a_population_is_its_members():
     model, params = tiny_model(num_layers=1, quantization="int8")
     noise = (params, jr.evolution.leaf_classes(params), jax.random.key(1), 0)
@@ -373,6 +365,7 @@ def test_a_prompt_and_its_responses_have_a_gradient_of_their_own():
 # Rounded parameters of a model that does not round
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("mode", ["int8", "fp8"])
 def test_rounded_parameters_make_a_model_one_that_rounds(mode):
     """What a sampler reads in its loop is also what a plain model reads, adapter or not."""
@@ -401,6 +394,7 @@ def test_rounded_parameters_make_a_model_one_that_rounds(mode):
         assert np.abs(got - full).max() > 1e-3
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("mode", ["int8", "fp8"])
 def test_a_flow_model_rounds_its_hidden_layers(mode):
     plain, params = jr.testing.tiny_flow_model()

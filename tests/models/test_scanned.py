@@ -17,7 +17,7 @@ from jaxrl_llm.train.score import score_hidden
 WINDOWS = tuple(LayerKind(window=4) if i % 2 == 0 else LayerKind() for i in range(5))
 LINEAR = tuple(LayerKind(linear=i % 2 == 0) for i in range(4))
 MODELS = {
-    "plain": {"num_layers": 3},
+    "plain": {"num_layers": 2},
     "windows, one layer left over": {"num_layers": 5, "layers": WINDOWS},
     "experts": {"num_layers": 2, "experts": ExpertsConfig(count=4, active=2, width=16)},
     "linear attention": {
@@ -51,40 +51,44 @@ def close(found, wanted):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5), found, wanted)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_loss_and_its_gradient_are_the_same(name):
+@pytest.mark.of_many
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in MODELS),
+        ("plain", {"remat": "dots"}),
+        ("plain", {"remat": "full", "shared_prefix_len": 2}),
+    ],
+)
+def test_the_loss_and_its_gradient_are_the_same(name, options):
+    """Rematerialized and after a shared prefix too."""
     model, scanned, params = both(**MODELS[name])
     # Of the whole weights, linear attention has gradients of several hundred, whose rounding
     # reaches the bound on processors without AVX-512.
     params = jax.tree.map(lambda x: x / 2, params)
     of_one, of_scan = (
-        jax.jit(jax.value_and_grad(functools.partial(loss, m))) for m in (model, scanned)
+        jax.jit(jax.value_and_grad(functools.partial(loss, m, **options))) for m in (model, scanned)
     )
     close(of_scan(params), of_one(params))
-
-
-@pytest.mark.parametrize("remat", ["dots", "full"])
-@pytest.mark.parametrize("shared_prefix_len", [0, 2])
-def test_rematerialized_and_after_a_shared_prefix(remat, shared_prefix_len):
-    model, scanned, params = both(num_layers=3)
-    grad = functools.partial(loss, remat=remat, shared_prefix_len=shared_prefix_len)
-    wanted = jax.jit(jax.grad(functools.partial(grad, model)))(params)
-    close(jax.jit(jax.grad(functools.partial(grad, scanned)))(params), wanted)
 
 
 def test_the_cache_and_the_experts_come_back_by_layer():
     model, scanned, params = both(**MODELS["experts"])
     tokens = 1 + jnp.arange(12).reshape(2, 1, 6)
-    context = jr.models.AttentionContext(mask=tokens > 0)
     places = jnp.broadcast_to(jnp.arange(6), tokens.shape)
-    wanted = model.apply_routed(params, tokens, places, context)
-    found = scanned.apply_routed(params, tokens, places, context)
-    close(found, wanted)
-    taken = context._replace(experts=(wanted[2] % 4) + 1)
-    close(
-        scanned.apply_routed(params, tokens, places, taken),
-        model.apply_routed(params, tokens, places, taken),
+    of_one, of_scan = (
+        jax.jit(
+            lambda experts, m=m: m.apply_routed(
+                params, tokens, places, jr.models.AttentionContext(tokens > 0, experts=experts)
+            )
+        )
+        for m in (model, scanned)
     )
+    chosen = jnp.zeros((2, 1, 6, 2, 2), jnp.int16)  # by the router
+    wanted, found = of_one(chosen), of_scan(chosen)
+    close(found, wanted)
+    taken = (wanted[2] % 4) + 1
+    close(of_scan(taken), of_one(taken))
     assert len(found[1]) == model.config.num_layers
 
 
@@ -98,8 +102,10 @@ def test_an_adapter_in_bfloat16_keeps_its_dtype():
         return {"layers": layers}
 
     for scale in (0.5, jnp.float32(0.5)):
-        wanted = score_hidden(model, params, *batch(), delta=delta(scale))
-        found = score_hidden(scanned, params, *batch(), delta=delta(scale))
+        wanted, found = (
+            jax.jit(lambda x, m=m: score_hidden(m, params, *batch(), delta=x))(delta(scale))
+            for m in (model, scanned)
+        )
         assert found.dtype == wanted.dtype == jnp.bfloat16
         np.testing.assert_array_equal(found.astype(jnp.float32), wanted.astype(jnp.float32))
     first = delta(0.5)
@@ -133,19 +139,15 @@ def test_a_cache_is_not_stacked():
 
 
 def test_the_period_of_layers():
-    assert period_of("aaaa") == 1
-    assert period_of("ababa") == 2
-    assert period_of("aaab" * 3) == 4
-    assert period_of("baaa") == 4
-    assert period_of("a") == 1
+    for layers, period in {"aaaa": 1, "ababa": 2, "aaab" * 3: 4, "baaa": 4, "a": 1}.items():
+        assert period_of(layers) == period
 
 
 def test_layers_that_do_not_repeat_are_refused():
     kinds = (LayerKind(window=4), LayerKind(), LayerKind())
-    with pytest.raises(ValueError, match="`scan_layers` has no effect"):
-        jr.testing.tiny_config(num_layers=3, layers=kinds, scan_layers=True)
-    with pytest.raises(ValueError, match="`scan_layers` has no effect"):
-        jr.testing.tiny_config(num_layers=1, scan_layers=True)
+    for layers in ({"num_layers": 3, "layers": kinds}, {"num_layers": 1}):
+        with pytest.raises(ValueError, match="`scan_layers` has no effect"):
+            jr.testing.tiny_config(**layers, scan_layers=True)
 
 
 def test_numbers_of_layers_that_differ_are_stacked():

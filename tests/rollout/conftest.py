@@ -19,7 +19,7 @@ G = 6
 
 @pytest.fixture(scope="session")
 def tiny():
-    return jr.testing.tiny_model()
+    return jr.testing.tiny_model(num_layers=1)
 
 
 @pytest.fixture(scope="session")

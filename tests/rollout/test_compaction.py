@@ -1,7 +1,6 @@
 """Smaller grids for the last long responses: where slots go, and that results stay the same."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,6 +39,9 @@ def test_siblings_are_split_over_rows_where_there_is_room():
     assert compact_slots([(0, 0), (1, 0), (2, 0)], (2, 2)) is None
 
 
+on_device_slots = jax.jit(compact_active, static_argnums=1)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=10))
 def test_every_slot_is_copied_once(places):
@@ -57,7 +59,7 @@ def test_every_slot_is_copied_once(places):
         rows[compaction.used].tolist(), compaction.columns[compaction.used].tolist(), strict=True
     )
     assert sorted(result) == sorted(places)
-    on_device = compact_active(jnp.asarray(active), (8, 2))
+    on_device = on_device_slots(active, (8, 2))
     np.testing.assert_array_equal(on_device.used, compaction.used)
     for got, expected in zip(on_device[:2], compaction[:2], strict=True):
         used = compaction.used if np.ndim(got) == 2 else compaction.used[:, 0]
@@ -106,10 +108,11 @@ def test_responses_that_end_in_a_smaller_grid_are_the_same():
     assert len(done) == 4
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("shared_prefix_len", [0, 1])
 def test_the_last_responses_of_a_batch_decode_in_a_smaller_grid(monkeypatch, shared_prefix_len):
     """They are those of one grid, and most steps of the longest ones read few slots."""
-    model, params = jr.testing.tiny_model()
+    model, params = jr.testing.tiny_model(num_layers=1)
     prompts, T = [[7, *range(1, n + 1)] for n in (3, 8, 1, 5)], 24
     stops = tuple(range(0, model.config.vocab_size, 8))  # so a response has some eight tokens
 

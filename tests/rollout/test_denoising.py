@@ -72,6 +72,7 @@ def exact(model, params, prompt, length, remasking):
     return total
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("remasking", ["confidence", "entropy", "random"])
 def test_the_distribution_of_responses(tiny, remasking):
     model, params = tiny

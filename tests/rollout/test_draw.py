@@ -44,7 +44,7 @@ def test_a_plain_draw_records_neither_entropy_nor_support():
     assert not np.asarray(out.log_kept).any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {},
@@ -56,7 +56,7 @@ def test_a_plain_draw_records_neither_entropy_nor_support():
 )
 def test_blank_has_the_shapes_of_a_draw(options):
     made = make(**options)
-    out = made.next_token(LOGITS, UNIFORM, slots(**made.settings))
+    out = jax.eval_shape(lambda: made.next_token(LOGITS, UNIFORM, slots(**made.settings)))
     blank = jax.tree.map(lambda x: ((R, W, *x.shape), x.dtype), made.blank)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), out) == blank
 

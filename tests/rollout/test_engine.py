@@ -24,7 +24,7 @@ from jaxrl_llm.train.mesh import make_mesh
     "options",
     [
         {"entropy": True},
-        {"rows": 1, "width": 1, "chunk": 1},
+        pytest.param({"rows": 1, "width": 1, "chunk": 1}, marks=pytest.mark.slow),
         {"rows": 1, "width": 4, "chunk": 16, "block": 128},
         {"rows": 3, "width": 2, "chunk": 2, "block": 5},
     ],
@@ -225,6 +225,7 @@ def test_heads_that_a_mesh_does_not_divide_are_on_each_device():
     assert jr.models.sharding.kv_sharding((8, 2, 4, 5), make_mesh(data=8)).spec == P("data")
 
 
+@pytest.mark.slow
 def test_slots_need_no_communication_on_a_mesh(tiny, make):
     engine, params = make(rows=16, mesh=make_mesh(data=8)), tiny[1]
     slots, n = jax.eval_shape(engine.functions["init"]), np.int32(1)
@@ -260,42 +261,40 @@ def test_deltas_differ_within_a_batch(
 
 def make_deltas(params):
     """Three adapters on two linear layers, the first of them zero; and their merged weights."""
-    deltas, merged = {"layers": {"0": {"attention": {}}, "1": {"mlp": {}}}}, [params] * 3
-    for layer, part, name in (("0", "attention", "q"), ("1", "mlp", "down")):
-        kernel = params["layers"][layer][part][name]["kernel"]
+    deltas, merged = {"layers": {"0": {"attention": {}, "mlp": {}}}}, [params] * 3
+    for part, name in (("attention", "q"), ("mlp", "down")):
+        kernel = params["layers"]["0"][part][name]["kernel"]
         keys = jax.random.split(jax.random.key(1))
         a = jax.random.normal(keys[0], (3, kernel.shape[0], 2)).at[0].set(0)
         b = jax.random.normal(keys[1], (3, 2, kernel.shape[1]))
         scale = jnp.array([1.0, 0.1, -0.2]) if name == "q" else 0.1
-        deltas["layers"][layer][part][name] = (a, b, scale)
+        deltas["layers"]["0"][part][name] = (a, b, scale)
         for n in range(3):
             change = (scale[n] if name == "q" else scale) * a[n] @ b[n]
             merged[n] = jax.tree.map(lambda x: x, merged[n])
-            merged[n]["layers"][layer][part][name]["kernel"] += change
+            merged[n]["layers"]["0"][part][name]["kernel"] += change
     return deltas, merged
 
 
 @for_each(
     ("options", "error", "message"),
     [
-        ({"rows": 0}, ValueError, "rows must be above 0"),
-        ({"width": 0}, ValueError, "width must be above 0"),
-        ({"chunk": 0}, ValueError, "chunk must be above 0"),
-        ({"block": 0}, ValueError, "block must be above 0"),
-        ({"prompt_length": 0}, ValueError, "prompt_length must be above 0"),
+        *(
+            ({name: 0}, ValueError, f"{name} must be above 0")
+            for name in ("rows", "width", "chunk", "block", "prompt_length")
+        ),
+        *(
+            ({name: 2.5}, TypeError, f"{name} must be an integer; got 2.5")
+            for name in ("rows", "width", "prompt_length", "max_new_tokens", "chunk")
+        ),
         (
             {"max_new_tokens": 250},
             ValueError,
-            "prompt_length 16 and max_new_tokens 250 together are longer",
+            "prompt_length 16 and max_new_tokens 250 together are",
         ),
         ({"pad_id": 259}, ValueError, "pad_id 259 lies outside the vocabulary of 259"),
         ({"temperature": -1.0}, ValueError, "temperature must not be negative"),
         ({"top_p": 2.0}, ValueError, "top_p must be below 1"),
-        ({"rows": 2.5}, TypeError, "rows must be an integer; got 2.5"),
-        ({"width": 2.5}, TypeError, "width must be an integer; got 2.5"),
-        ({"prompt_length": 2.5}, TypeError, "prompt_length must be an integer; got 2.5"),
-        ({"max_new_tokens": 2.5}, TypeError, "max_new_tokens must be an integer; got 2.5"),
-        ({"chunk": 2.5}, TypeError, "chunk must be an integer; got 2.5"),
         ({"rows": 3, "mesh": 8}, ValueError, "3 rows cannot be spread over the 8 devices"),
     ],
 )

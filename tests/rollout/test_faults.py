@@ -184,7 +184,7 @@ def test_a_failed_response_is_refused_by_a_batch(poisoned, generate):
 # Ctrl-C.
 
 
-@pytest.mark.parametrize("name", ["decode", "start", "fill_prompts", "take_tokens"])
+@for_each("name", ["decode", "start", "fill_prompts", "take_tokens"])
 def test_ctrl_c_loses_nothing(
     engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, name
 ):
@@ -199,9 +199,9 @@ def test_ctrl_c_loses_nothing(
             signal.raise_signal(signal.SIGINT)
         return result
 
-    monkeypatch.setitem(engine.functions, name, interrupted)
     generation, result = generate(engine, *groups), []
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setitem(engine.functions, name, interrupted)
         for done in generation:
             result.append(done)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -259,7 +259,7 @@ def test_too_many_slots_are_refused(engine, tiny, generate, monkeypatch):
         generate(engine)
 
 
-@pytest.mark.parametrize("deleted", [False, True])
+@for_each("deleted", [False, True])
 def test_out_of_memory_while_decoding(
     engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, deleted
 ):
@@ -290,7 +290,7 @@ def test_out_of_memory_while_decoding(
     assert_same(by_request(result), reference(groups))
 
 
-@pytest.mark.parametrize("name", ["put_prompts", "start", "fill_prompts", "fill_responses"])
+@for_each("name", ["put_prompts", "start", "fill_prompts", "fill_responses"])
 def test_half_filled_slots_are_not_read(
     tiny, engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, name
 ):
@@ -304,8 +304,12 @@ def test_half_filled_slots_are_not_read(
         return function(*arguments)
 
     generation, result = generate(engine, *groups), []
-    monkeypatch.setitem(engine.functions, name, broken)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a cable"):
+    patch, raises = (
+        monkeypatch.context(),
+        pytest.raises(jax.errors.JaxRuntimeError, match="a cable"),
+    )
+    with patch as patched, raises:
+        patched.setitem(engine.functions, name, broken)
         for done in generation:
             result.append(done)
             if name == "fill_responses":

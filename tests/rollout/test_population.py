@@ -1,5 +1,7 @@
 """Members side by side in one batch answer as each does alone."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -36,9 +38,10 @@ def noise(tiny):
 
     def noise(*, others="frozen", count=N, **options):
         classes, options = leaf_classes(params, others=others), {**NOISE, **options}
-        deltas = model_delta(params, classes, KEY, 3, np.arange(count), **options)
-        options.pop("share_pairs", None)
-        return deltas, jax.jit(lambda n: perturb(params, classes, KEY, 3, n, **options))
+        members = np.arange(count)  # known, so that each pair is drawn once
+        deltas = jax.jit(lambda: model_delta(params, classes, KEY, 3, members, **options))()
+        options = {k: x for k, x in options.items() if k != "share_pairs"}
+        return deltas, jax.jit(partial(perturb, params, classes, KEY, 3, **options))
 
     return noise
 
@@ -132,15 +135,6 @@ def test_pairs_with_shared_factors_give_the_same(tiny, noise, case):
     assert len(a) == len(b) == N // 2 and len(scale) == N
     result, expected = (sample(tiny[1], deltas, KEY, prompts, version=4) for deltas in (once, each))
     assert_alike(result, expected, atol=1e-5)
-
-
-def test_norms_and_biases_move(tiny, noise):
-    """With them frozen, the same members answer otherwise."""
-    sample = make_population_sampler(tiny[0], shared_prefix_len=2, **STOPS)
-    every, few = (
-        sample(tiny[1], noise(others=others)[0], KEY, ALIKE) for others in ("full", "frozen")
-    )
-    assert not np.allclose(every.model_logp[..., 0], few.model_logp[..., 0], atol=1e-2)
 
 
 @pytest.mark.slow

@@ -341,30 +341,26 @@ def test_requests_that_nothing_can_serve_are_refused(tiny, request_, message):
     assert message in str(error.value)
 
 
-def test_a_collector_that_fixes_tokens_says_so(tiny):
-    plan = Plan((Request(1, 1, fixed=(CELLS,)),), (((0, 0),),), fixes_tokens=False)
-    with pytest.raises(ValueError, match="its attribute fixes_tokens must be True"):
-        play(plan, backends(tiny)["rounds"]())
+TWO = Request(1, 2)
 
 
-def test_the_sampler_says_that_it_cannot_go_on(tiny):
-    plan = Plan((Request(1, 1, limit=3), Request(1, 2)), (((0, 0),), ((1, 0),)))
-    with pytest.raises(ValueError, match="set its attribute needs_slots to True"):
-        play(plan, backends(tiny)["rounds"]())
-
-
-def test_a_collector_that_sends_texts_says_so(tiny):
-    plan = Plan((Request(1, 1, text="x"), Request(1, 2)), (((0, 0),), ((1, 0),)), sends_text=False)
-    with pytest.raises(ValueError, match="set its attribute sends_text to True"):
-        play(plan, slots(tiny))
-
-
-def test_prompts_without_a_common_token_share_no_row(tiny):
-    plan = Plan(
-        (Request(1, 1), Request(1, 1, text="x"), Request(1, 2)), (((0, 0), (1, 0)), ((2, 0),))
-    )
-    with pytest.raises(ValueError, match="the prompts of row 0, of prompt '1', do not begin"):
-        play(plan, slots(tiny))
+@for_each(
+    ("name", "requests", "rows", "options", "message"),
+    [
+        ("rounds", (Request(1, 1, fixed=(CELLS,)),), (((0, 0),),), {"fixes_tokens": False},
+         "its attribute fixes_tokens must be True"),
+        ("rounds", (Request(1, 1, limit=3), TWO), (((0, 0),), ((1, 0),)), {},
+         "set its attribute needs_slots to True"),
+        ("slots", (Request(1, 1, text="x"), TWO), (((0, 0),), ((1, 0),)), {"sends_text": False},
+         "set its attribute sends_text to True"),
+        ("slots", (Request(1, 1), Request(1, 1, text="x"), TWO), (((0, 0), (1, 0)), ((2, 0),)), {},
+         "the prompts of row 0, of prompt '1', do not begin"),
+    ],
+)  # fmt: skip
+def test_what_a_plan_cannot_ask_for_is_told(tiny, name, requests, rows, options, message):
+    """A need that a collector does not state, and prompts that share no first token in a row."""
+    with pytest.raises(ValueError, match=message):
+        play(Plan(requests, rows, **options), backends(tiny)[name]())
 
 
 def test_a_collector_has_the_needs_of_those_it_is_built_of():

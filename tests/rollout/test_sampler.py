@@ -1,6 +1,7 @@
 """The sampler against token-by-token decoding without a cache, and the laws of its rollouts."""
 
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import AttentionContext
-from jaxrl_llm.rollout import make_sampler
+from jaxrl_llm.rollout import filter_logits, make_sampler
 from jaxrl_llm.train.mesh import make_mesh
 
 T, G = 6, 3
@@ -55,15 +56,15 @@ def test_greedy_equals_decoding_without_a_cache(tiny):
     assert rollout.mask.all() and not np.asarray(rollout.finish).any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
-    [{}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05}],
+    [{"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05}],
 )
 def test_log_probabilities_are_those_of_the_sampled_tokens(tiny, options):
     model, params = tiny
     sample = make_sampler(model, max_new_tokens=T, group_size=G, **options)
     rollout = sample(params, jax.random.key(1), PROMPTS)
-    temperature = options.get("temperature", 1.0)
+    temperature, filtered = options["temperature"], jax.jit(partial(filter_logits, **options))
     for p, prompt in enumerate(PROMPTS):
         for g in range(G):
             tokens = np.asarray(rollout.tokens[p, g])
@@ -72,8 +73,7 @@ def test_log_probabilities_are_those_of_the_sampled_tokens(tiny, options):
             plain, tempered = jax.nn.log_softmax(logits), jax.nn.log_softmax(logits / temperature)
             np.testing.assert_allclose(rollout.model_logp[p, g], plain[at], atol=2e-5)
             np.testing.assert_allclose(rollout.tempered_logp[p, g], tempered[at], atol=2e-5)
-            filtered = jr.rollout.filter_logits(logits, **options)
-            kept = jax.nn.log_softmax(filtered)[at]
+            kept = jax.nn.log_softmax(filtered(logits))[at]
             np.testing.assert_allclose(rollout.behavior_logp[p, g], kept, atol=2e-5)
     if "top_p" not in options:
         assert not np.asarray(rollout.log_kept).any()
@@ -119,8 +119,8 @@ def test_a_stop_token_ends_a_response_and_belongs_to_it(tiny):
         assert not np.asarray(logp)[off].any()
 
 
-def test_other_prompts_of_a_bucket_do_not_compile_again(tiny):
-    model, params = tiny
+def test_other_prompts_of_a_bucket_do_not_compile_again():
+    model, params = jr.testing.tiny_model(num_layers=1)
     traced = []
 
     def apply(*args, **options):

@@ -1,5 +1,7 @@
 """Filters, draws and log-probabilities of one token: the worked numbers and their laws."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -165,7 +167,9 @@ def test_draws_follow_the_distribution():
     logits = rng.normal(size=700).astype(np.float32) * 2
     logits[rng.integers(0, 700, 300)] = -np.inf
     uniform = (np.arange(20_000) + 0.5) / 20_000
-    tokens = sample_from(jnp.broadcast_to(logits, (20_000, 700)), jnp.asarray(uniform, jnp.float32))
+    tokens = jax.jit(sample_from)(
+        jnp.broadcast_to(logits, (20_000, 700)), jnp.asarray(uniform, jnp.float32)
+    )
     p = np.exp(logits - logits.max())
     p /= p.sum()
     share = np.bincount(np.asarray(tokens), minlength=700) / 20_000
@@ -182,7 +186,9 @@ def test_no_uniform_at_the_edge_of_a_block_draws_a_dropped_token():
     edges = (np.cumsum(mass) / mass.sum())[:-1].astype(np.float32)
     steps = np.arange(-200, 200, dtype=np.int32)
     near = (edges.view(np.int32)[:, None] + steps).ravel().view(np.float32)
-    tokens = sample_from(jnp.broadcast_to(logits, (near.size, logits.size)), jnp.asarray(near))
+    tokens = jax.jit(sample_from)(
+        jnp.broadcast_to(logits, (near.size, logits.size)), jnp.asarray(near)
+    )
     assert np.isfinite(logits[np.asarray(tokens)]).all()
 
 
@@ -232,18 +238,23 @@ def _many(size=700, count=64):
 MIXED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
 
 
-@pytest.mark.parametrize("name", [None, *MIXED])
+@for_each("name", [None, *MIXED])
 def test_statistics_of_a_draw_equal_those_of_its_steps(name):
     logits, uniform = _many()
     options = MIXED if name is None else {name: MIXED[name]}
-    drawn = jax.jit(lambda x, u: draw_tokens(x, u, **options))(logits, uniform)
-    kept = filter_logits(logits, **options)
     temperature = options.get("temperature", 1.0)
-    result = sampled_logprobs(logits, kept, drawn.tokens, temperature=temperature)
+
+    @jax.jit
+    def both(logits, uniform):
+        drawn, kept = draw_tokens(logits, uniform, **options), filter_logits(logits, **options)
+        return drawn, kept, sampled_logprobs(logits, kept, drawn.tokens, temperature=temperature)
+
+    drawn, kept, result = both(logits, uniform)
     numbers = (drawn.behavior_logp, drawn.model_logp, drawn.log_kept)
     for got, want in zip(numbers, result, strict=True):
         np.testing.assert_allclose(got, want, atol=2e-6)
-    p = np.exp(kept - jax.nn.logsumexp(kept, -1, keepdims=True))
+    p = np.exp(np.asarray(kept) - np.max(kept, axis=-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
     entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(-1)
     np.testing.assert_allclose(drawn.entropy, entropy, atol=1e-5)
     if name == "temperature":
@@ -283,16 +294,15 @@ def test_samples_follow_the_recorded_distribution():
     seen = jnp.broadcast_to(
         seen_tokens(logits[:3].argsort(), np.ones(3, bool), vocab_size=40), (4000, 2)
     )
-    drawn = draw_tokens(
-        jnp.broadcast_to(logits, (4000, 40)),
-        uniform,
+    draw = partial(
+        draw_tokens,
         **MIXED,
-        seen=seen,
         repetition_penalty=1.5,
         allowed=np.arange(40) % 3 > 0,
         stop_ids=(int(logits.argmax()),),
-        too_short=jnp.ones(4000, bool),
     )
+    rows, short = jnp.broadcast_to(logits, (4000, 40)), jnp.ones(4000, bool)
+    drawn = jax.jit(draw)(rows, uniform, seen=seen, too_short=short)
     tokens, logp = np.asarray(drawn.tokens), np.asarray(drawn.behavior_logp)
     for token in np.unique(tokens):
         assert abs((tokens == token).mean() - np.exp(logp[tokens == token][0])) < 1e-3
@@ -327,11 +337,11 @@ def test_an_empty_set_of_tokens_is_a_failure(temperature):
     assert not np.isfinite(drawn.behavior_logp)
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}])
+@for_each("options", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}])
 def test_a_nonfinite_row_shows_and_changes_no_other(options):
     logits = jnp.stack([FOUR, FOUR.at[2].set(jnp.nan), FOUR.at[1].set(jnp.inf)])
-    drawn = draw_tokens(logits, jnp.full(3, 0.3), **options)
-    alone = draw_tokens(FOUR[None], jnp.full(1, 0.3), **options)
+    draw = jax.jit(partial(draw_tokens, **options))
+    drawn, alone = draw(logits, jnp.full(3, 0.3)), draw(FOUR[None], jnp.full(1, 0.3))
     assert jnp.isfinite(drawn.model_logp).tolist() == [True, False, False]
     assert ((drawn.tokens >= 0) & (drawn.tokens < 4)).all()
     assert int(drawn.tokens[0]) == int(alone.tokens[0])

@@ -12,7 +12,7 @@ from jaxrl_llm.rollout.engine.scheduler import Scheduler, plan_chunk
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import CANCELLED, STOP, UNFINISHED
 
-quick = settings(max_examples=80, deadline=None, database=None, derandomize=True)
+quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 IDLE = np.zeros((3, 2), bool)
 
 
@@ -293,7 +293,7 @@ class Run:
             assert scheduler.busy[row, column] and scheduler.rows[row] is scheduler.groups[request]
 
 
-@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@settings(max_examples=30, deadline=None, database=None, derandomize=True)
 @given(st.data())
 def test_no_request_is_lost_or_handed_out_twice(data):
     run = Run(data.draw, shards=data.draw(st.sampled_from([1, 2])))

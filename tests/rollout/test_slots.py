@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm.models import prefill
 from jaxrl_llm.rollout import Group
@@ -175,7 +176,7 @@ def test_start_resume_and_end_by_hand(engine):
     assert again.length.tolist() == [[0] * 3] * 2 and again.finish[0, 0] == UNFINISHED
 
 
-@pytest.mark.parametrize("target", [(0, 1), (1, 0)])
+@for_each("target", [(0, 1), (1, 0)])
 def test_a_copy_differs_in_the_request_only(fill, decode, target):
     take = np.array([[True, False, False], [False, False, False]])
     slots = decode(fill({0: PROMPTS[0]}, take, IDS), 5)

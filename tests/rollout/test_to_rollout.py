@@ -40,17 +40,17 @@ def test_the_arrays_by_hand():
     assert rollout.support is None
 
 
-def test_the_batch_of_an_engine_is_that_of_the_sampler(tiny, make):
-    model, params = tiny
-    engine = make(rows=1, width=4, chunk=16, block=128, entropy=True)
+def test_the_batch_of_an_engine_is_that_of_the_sampler():
+    model, params = jr.testing.tiny_model()  # of two layers
     prompts, key = [[65, 66, 67], [70]], jax.random.key(4)
+    options = {"max_new_tokens": 24, "stop_ids": tuple(range(12)), "temperature": 0.7, "pad_id": 7}
+    engine = jr.rollout.make_engine(model, rows=1, width=4, prompt_length=16, **options)
     generation = jr.rollout.Generation(engine, params, key=key, version=2)
     for i, prompt in enumerate(prompts):
         generation.submit(Group(i, prompt, tuple(range(6 * i, 6 * i + 6))))
     groups = sorted(generation, key=lambda done: done.id)
     ours = to_rollout(groups, max_new_tokens=24, prompt_width=16, pad_id=7)
-    options = {"stop_ids": tuple(range(12)), "temperature": 0.7, "pad_id": 7, "buckets": (16,)}
-    sample = jr.rollout.make_sampler(model, max_new_tokens=24, group_size=6, **options)
+    sample = jr.rollout.make_sampler(model, group_size=6, buckets=(16,), **options)
     theirs = jax.device_get(sample(params, key, prompts, version=2))
     theirs = theirs._replace(sampled_at=None)  # each request of an engine may have its own
     for name, x in theirs._asdict().items():

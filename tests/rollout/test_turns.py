@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from functools import partial
 
 import jax
 import numpy as np
@@ -192,6 +193,7 @@ def test_as_many_late_turns_leave_as_siblings_wait(engine, generate, left):
     assert {done.id for done in generation} == {0, 1}
 
 
+@pytest.mark.slow
 def test_late_answers_on_a_mesh_come_back_as_themselves(make, tiny, generate, by_request):
     """Also to the slot of another device than the one that they left."""
     mesh = make_mesh(data=4, devices=jax.devices()[:4])
@@ -249,6 +251,7 @@ def test_stop_strings_would_end_every_turn(engine, generate):
         generate(engine, *groups(Dialog()), stop_strings=["x"], decode_text=str)
 
 
+@pytest.mark.slow
 def test_an_engine_of_one_slot_warms_up(make, tiny):
     make(rows=1, width=1).warm_up(tiny[1], turns=True)
 
@@ -282,8 +285,9 @@ def test_new_weights_between_turns_recompute_what_waits(engine, generate, tiny, 
         generation.step()
     rollout = jr.rollout.to_rollout(list(generation), max_new_tokens=T, prompt_width=3)
     fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+    scored = jax.jit(partial(jr.train.score, model))
     for version, weights in enumerate((params, other)):
-        logp, _ = jr.train.score(model, weights, *fields)
+        logp, _ = scored(weights, *fields)
         sampled = rollout.mask & (rollout.version == version)
         assert sampled.sum() > 100
         np.testing.assert_allclose(rollout.model_logp[sampled], logp[sampled], atol=1e-5)
