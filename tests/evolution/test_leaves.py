@@ -121,33 +121,28 @@ def test_full_rank_moves_the_same_leaves():
     assert set(jax.tree.leaves(full_rank(classes))) == {"full", "frozen"}
 
 
+def ruled(*rules, **leaves):
+    return lambda: leaf_classes(tree(**leaves), rules=rules)
+
+
 @for_each(
     ("call", "words"),
     [
         (
-            lambda: leaf_classes(tree(), rules=[("layer/*", "frozen")]),
+            ruled(("layer/*", "frozen")),
             "rule 'layer/\\*' matches no leaf; leaves are embed/embedding, layers/0/bias",
         ),
         (
-            lambda: leaf_classes(tree(), rules=[("layers/*", "full"), ("*/0/bias", "frozen")]),
+            ruled(("layers/*", "full"), ("*/0/bias", "frozen")),
             "rule '\\*/0/bias' is behind a rule that matches the same",
         ),
-        (lambda: leaf_classes(tree(), rules=[("*", "low_rank")]), "Did you mean 'lowrank'"),
-        (
-            lambda: leaf_classes(tree(), rules=[("*bias", "lowrank")]),
-            r"'layers/0/bias' has shape \(3,\), so it cannot be 'lowrank'",
-        ),
-        (
-            lambda: leaf_classes(tree(n=jnp.zeros(2, int)), rules=[("n", "full")]),
-            "'n' is int32, so it cannot be 'full'",
-        ),
+        (ruled(("*", "low_rank")), "Did you mean 'lowrank'"),
+        (ruled(("*bias", "lowrank")), r"'layers/0/bias' has shape \(3,\), .* cannot be 'lowrank'"),
+        (ruled(("n", "full"), n=jnp.zeros(2, int)), "'n' is int32, so it cannot be 'full'"),
         (lambda: leaf_classes(tree(), others="lowrank"), "others must be one of"),
         (lambda: moving({"w": "thawed"}), "class must be one of"),
         (lambda: leaf_table(tree(), {"w": "frozen"}), "classes must have the form of params"),
-        (
-            lambda: leaf_table(tree(), jax.tree.map(lambda _: "frozen", tree())),
-            "every leaf is frozen",
-        ),
+        (lambda: leaf_table(tree(), ruled(("*", "frozen"))()), "every leaf is frozen"),
         (
             lambda: leaf_table(tree(), leaf_classes(tree()), rank=4),
             r"smaller side of leaf 'layers/0/kernel' \(4, 3\); got 4",

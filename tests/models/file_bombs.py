@@ -10,33 +10,15 @@ import struct
 import sys
 from pathlib import Path
 
-import gguf
-import numpy as np
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from jaxrl_llm.data import load_tokenizer
 from jaxrl_llm.models import load_model, load_reward_model, save_safetensors
 from jaxrl_llm.models.gguf import open_gguf
 from jaxrl_llm.testing import tiny_model
+from tests.models.model_files import LETTERS, tokenizer_of_bytes, write
 
 HUGE = 2**40
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "model.layers.": "blk.",
-}
 
 
 def write_models(folder: Path) -> None:
@@ -44,38 +26,21 @@ def write_models(folder: Path) -> None:
     model, params = tiny_model(num_layers=1)
     config = model.config
     save_safetensors(params, folder / "model", config=config)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE({x: n for n, x in enumerate([*letters, "ab"])}, [("a", "b")]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["</s>"])
-    backend.save(str(folder / "model" / "tokenizer.json"))
+    tokenizer_of_bytes("</s>").save(str(folder / "model" / "tokenizer.json"))
     settings = {"eos_token": "</s>", "chat_template": "{{ messages[0].content }}"}
     (folder / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(config.max_length)
-    writer.add_embedding_length(config.width)
-    writer.add_feed_forward_length(config.mlp_width)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([*letters, "ab", "</s>"])
-    writer.add_token_types([1] * (len(letters) + 1) + [3])
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(len(letters) + 1)
-    for name, value in load_file(folder / "model" / "model.safetensors").items():
-        for theirs, short in NAMES.items():
-            name = name.replace(theirs, short)
-        writer.add_tensor(name, np.asarray(value, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    vocabulary = [*LETTERS, "ab", "</s>"]
+    tokenizer = {
+        "model": "gpt2",
+        "pre": "smollm",
+        "tokens": vocabulary,
+        "token_type": [1] * (len(vocabulary) - 1) + [3],
+        "merges": ["a b"],
+        "eos_token_id": len(vocabulary) - 1,
+    }
+    extra = {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+    tensors = load_file(folder / "model" / "model.safetensors")
+    write(folder / "model.gguf", config, tensors, extra=extra)
 
 
 def text(value: bytes) -> bytes:

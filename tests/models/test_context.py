@@ -52,6 +52,7 @@ def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
 
 CACHE = (KV(jnp.ones((P, G, 1, 4, 3)), jnp.ones((P, G, 1, 3, 4))),)
 MASK = jnp.ones((P, G, T), bool)
+IDS = MASK.astype(int)
 PREFIX_MASK = jnp.ones((P, LENGTH), bool)
 
 
@@ -59,18 +60,9 @@ PREFIX_MASK = jnp.ones((P, LENGTH), bool)
     ("parts", "message"),
     [
         ({"prefix": CACHE}, "context.prefix needs context.prefix_mask"),
-        (
-            {"cache": CACHE, "segments": jnp.zeros((P, G, T), int)},
-            "context.segments cannot be used with context.cache",
-        ),
-        (
-            {"segments": MASK.astype(int), "ends": MASK.astype(int)},
-            "context.ends cannot be used with context.segments",
-        ),
-        (
-            {"cache": CACHE, "ends": MASK.astype(int)},
-            "context.ends cannot be used with context.cache",
-        ),
+        ({"cache": CACHE, "segments": IDS}, "context.segments cannot be used with context.cache"),
+        ({"segments": IDS, "ends": IDS}, "context.ends cannot be used with context.segments"),
+        ({"cache": CACHE, "ends": IDS}, "context.ends cannot be used with context.cache"),
         (
             {"cache": CACHE, "prefix_mask": PREFIX_MASK},
             "context.prefix_mask without context.prefix cannot be used with context.cache",

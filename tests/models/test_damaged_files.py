@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from capped import run_capped
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, processors
+from models.model_files import tokenizer_of_bytes
+from tokenizers import processors
 
 from jaxrl_llm.data import load_tokenizer, save_tokenizer
 from jaxrl_llm.data.tokenizer import PretrainedTokenizer
@@ -36,11 +36,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     model, params = tiny_model(num_layers=1)
     save_safetensors(params, folder, config=model.config, file_bytes=20_000)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE({x: n for n, x in enumerate([*letters, "ab"])}, [("a", "b")]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>"])
+    backend = tokenizer_of_bytes("<s>", "</s>")
     first, last = (backend.token_to_id(name) for name in ("<s>", "</s>"))
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", first)]

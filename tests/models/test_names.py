@@ -225,28 +225,17 @@ def test_why_a_repository_is_not_fetched(monkeypatch, tmp_path, failure, error, 
         resolve("owner/name")
 
 
+STORY = LocalEntryNotFoundError("a long story")
+FULL = OSError(28, "No space left on device")
+
+
 @for_each(
     ("name", "failure", "error", "words"),
     [
-        (
-            "owner/name",
-            LocalEntryNotFoundError("a long story"),
-            ConnectionError,
-            "'owner/name' is not in the local cache .*offline",
-        ),
-        (
-            "owner/name",
-            OSError(28, "No space left on device"),
-            OSError,
-            "cannot store .*'owner/name' .*No space left",
-        ),
+        ("owner/name", STORY, ConnectionError, "'owner/name' is not in the local cache .*offline"),
+        ("owner/name", FULL, OSError, "cannot store .*'owner/name' .*No space left"),
         # The real function must end in our sentence, too; the suite sets HF_HUB_OFFLINE.
-        (
-            "no-owner/no-name",
-            None,
-            ConnectionError,
-            "'no-owner/no-name' is not in the local cache",
-        ),
+        ("no-owner/no-name", None, ConnectionError, "'no-owner/no-name' is not in the local cache"),
         ("own er/na me", None, FileNotFoundError, "no Hugging Face repository 'own er/na me'$"),
     ],
 )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from rollout.groups import assert_same, by_request, draw_groups
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -29,9 +30,7 @@ from jaxrl_llm.train.mesh import make_mesh
         {"rows": 3, "width": 2, "chunk": 2, "block": 5},
     ],
 )
-def test_results_do_not_depend_on_the_slots(
-    make, draw_groups, generate, by_request, reference, assert_same, options
-):
+def test_results_do_not_depend_on_the_slots(make, generate, reference, options):
     groups = draw_groups(9)
     result = by_request(list(generate(make(**options), *groups)))
     assert_same(result, reference(groups))
@@ -40,7 +39,7 @@ def test_results_do_not_depend_on_the_slots(
     assert {finish for finish, _ in finishes} == {0, 1} and any(n == 24 for _, n in finishes)
 
 
-def test_log_probabilities_are_those_of_the_model(tiny, engine, generate, draw_groups):
+def test_log_probabilities_are_those_of_the_model(tiny, engine, generate):
     model, params = tiny
     (done, *_) = generate(engine, *draw_groups(3))
     completion = max(done.completions, key=len)
@@ -60,7 +59,7 @@ def test_log_probabilities_are_those_of_the_model(tiny, engine, generate, draw_g
     assert out.version.tolist() == [0] * len(tokens)
 
 
-def test_nothing_compiles_after_warm_up(tiny, make, draw_groups, generate):
+def test_nothing_compiles_after_warm_up(tiny, make, generate):
     engine, (_, params) = make(rows=3, width=2, chunk=2, block=5), tiny
     engine.warm_up(params, resumed=True)
     programs = engine.compiled()
@@ -141,9 +140,7 @@ def test_reading_what_comes_after_turns_copies_no_cache():
 
 
 @pytest.mark.slow
-def test_a_mesh_gives_the_same(
-    tiny, make, draw_groups, generate, by_request, reference, assert_same
-):
+def test_a_mesh_gives_the_same(tiny, make, generate, reference):
     model, params = tiny
     mesh = make_mesh(data=4, fsdp=2)
     engine = make(rows=8, width=2, mesh=mesh)
@@ -177,7 +174,7 @@ def test_a_mesh_gives_the_same(
 
 @pytest.mark.slow
 def test_keys_and_values_are_sharded_like_the_weights_of_their_heads(
-    tiny, make, draw_groups, generate, by_request, reference, assert_same
+    tiny, make, generate, reference
 ):
     model, params = tiny
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
@@ -242,9 +239,7 @@ def test_slots_need_no_communication_on_a_mesh(tiny, make):
             assert sent not in program, name
 
 
-def test_deltas_differ_within_a_batch(
-    tiny, engine, generate, draw_groups, by_request, assert_same, reference
-):
+def test_deltas_differ_within_a_batch(tiny, engine, generate, reference):
     model, params = tiny
     deltas, merged = make_deltas(params)
     groups = draw_groups(6, seed=2)

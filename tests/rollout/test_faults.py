@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rollout.groups import assert_same, by_request, draw_groups
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -82,7 +83,7 @@ def test_tokens_that_were_drawn_from_more_candidates_are_named(make, generate):
     assert generation.stop() == []
 
 
-def test_more_requests_than_slots(engine, generate, by_request):
+def test_more_requests_than_slots(engine, generate):
     groups = [Group(0, [20], tuple(range(40))), *(Group(i, [i], (100 + i,)) for i in range(1, 20))]
     result = by_request(list(generate(engine, *groups)))
     assert result.keys() == {*range(40), *range(101, 120)}
@@ -102,9 +103,7 @@ def test_nothing_to_do(engine, tiny, generate, monkeypatch):
 # Non-finite numbers.
 
 
-def test_a_nonfinite_delta_fails_only_its_group(
-    tiny, engine, draw_groups, generate, by_request, reference, assert_same
-):
+def test_a_nonfinite_delta_fails_only_its_group(tiny, engine, generate, reference):
     params = tiny[1]
     kernel = params["layers"]["0"]["mlp"]["up"]["kernel"]
     factors = [jnp.zeros((2, kernel.shape[0], 1)), jnp.zeros((2, 1, kernel.shape[1]))]
@@ -124,7 +123,7 @@ def test_a_nonfinite_delta_fails_only_its_group(
 
 
 @pytest.fixture(scope="module")
-def poisoned(tiny, draw_groups, reference):
+def poisoned(tiny, reference):
     """An engine whose model cannot bear one token: it makes all numbers NaN, those kept too.
 
     And the token, one that responses often hold.
@@ -143,9 +142,7 @@ def poisoned(tiny, draw_groups, reference):
     return jr.rollout.make_engine(model._replace(apply=apply), **sizes, **options), token
 
 
-def test_a_nonfinite_token_fails_one_response(
-    poisoned, draw_groups, generate, by_request, reference, assert_same
-):
+def test_a_nonfinite_token_fails_one_response(poisoned, generate, reference):
     engine, token = poisoned
     groups = draw_groups(20, seed=11)
     groups[3] = groups[3]._replace(prompt=[20, token, 21])
@@ -185,9 +182,7 @@ def test_a_failed_response_is_refused_by_a_batch(poisoned, generate):
 
 
 @for_each("name", ["decode", "start", "fill_prompts", "take_tokens"])
-def test_ctrl_c_loses_nothing(
-    engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, name
-):
+def test_ctrl_c_loses_nothing(engine, generate, reference, monkeypatch, name):
     groups, calls = draw_groups(9, seed=12), []
     function = engine.functions[name]
 
@@ -260,9 +255,7 @@ def test_too_many_slots_are_refused(engine, tiny, generate, monkeypatch):
 
 
 @for_each("deleted", [False, True])
-def test_out_of_memory_while_decoding(
-    engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, deleted
-):
+def test_out_of_memory_while_decoding(engine, generate, reference, monkeypatch, deleted):
     groups = draw_groups(6, seed=13)
     decode, calls = engine.functions["decode"], []
 
@@ -291,9 +284,7 @@ def test_out_of_memory_while_decoding(
 
 
 @for_each("name", ["put_prompts", "start", "fill_prompts", "fill_responses"])
-def test_half_filled_slots_are_not_read(
-    tiny, engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, name
-):
+def test_half_filled_slots_are_not_read(tiny, engine, generate, reference, monkeypatch, name):
     groups, calls = draw_groups(9, seed=14), []
     function = engine.functions[name]
 
@@ -331,7 +322,7 @@ def test_half_filled_slots_are_not_read(
     assert_same(by_request(result), reference(groups))
 
 
-def test_a_device_error_during_stop(engine, draw_groups, generate, monkeypatch):
+def test_a_device_error_during_stop(engine, generate, monkeypatch):
     groups = draw_groups(4, seed=15)
     generation = generate(engine, *groups)
     generation.step()
@@ -345,7 +336,7 @@ def test_a_device_error_during_stop(engine, draw_groups, generate, monkeypatch):
     assert not any(c.finish == UNFINISHED for g in rest for c in g.partial.values())
 
 
-def test_ctrl_c_during_stop(engine, draw_groups, generate, monkeypatch):
+def test_ctrl_c_during_stop(engine, generate, monkeypatch):
     groups, reported = draw_groups(4, seed=16), []
     generation = generate(engine, *groups, on_tokens=lambda *news: reported.append(news))
     decode, end_slots = engine.functions["decode"], engine.functions["end_slots"]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rollout.groups import assert_same, by_request, draw_groups
 from rows import for_each
 
 from jaxrl_llm.models import AttentionContext
@@ -38,7 +39,7 @@ def long_ones(reference):
 # Stopping and going on.
 
 
-def test_an_interrupted_loop_resumes_bit_for_bit(engine, draw_groups, generate, by_request):
+def test_an_interrupted_loop_resumes_bit_for_bit(engine, generate):
     groups = draw_groups(7)
     reference = by_request(list(generate(engine, *groups)))
     generation = generate(engine, *groups)
@@ -57,9 +58,7 @@ def test_an_interrupted_loop_resumes_bit_for_bit(engine, draw_groups, generate, 
     "elsewhere",
     [{"entropy": True}, {"rows": 1, "width": 4, "chunk": 16, "block": 128, "entropy": True}],
 )
-def test_stopped_groups_resume_in_another_engine(
-    engine, make, draw_groups, generate, by_request, reference, assert_same, elsewhere
-):
+def test_stopped_groups_resume_in_another_engine(engine, make, generate, reference, elsewhere):
     groups = draw_groups(8)
     generation, result, known = generate(engine, *groups), [], {}
     # Stopped again and again, each time with all that had begun.
@@ -100,7 +99,7 @@ def test_stop_returns_groups_in_the_order_of_their_start(engine, generate, long_
     assert [g.id for g in generation.stop()] == ["large", 0]
 
 
-def test_finished_siblings_are_not_sampled_again(engine, tiny, generate, draw_groups, by_request):
+def test_finished_siblings_are_not_sampled_again(engine, tiny, generate):
     group = Group("a", [65, 66], tuple(range(5)), max_new_tokens=(2, 24, 3, 24, 24))
     generation = generate(engine, group)
     generation.step()
@@ -131,9 +130,7 @@ def teacher_forced(model, params, sequence, start):
     return (hidden[0, 0] @ model.output_matrix(params).T)[start - 1 : -1]
 
 
-def test_new_weights_keep_the_tokens_and_read_them_again(
-    tiny, engine, generate, by_request, long_ones
-):
+def test_new_weights_keep_the_tokens_and_read_them_again(tiny, engine, generate, long_ones):
     model, params = tiny
     other = jax.tree.map(lambda x: x * 1.5, params)
     prompt, requests = list(b"words"), long_ones(list(b"words"), 5)
@@ -160,9 +157,7 @@ def test_new_weights_keep_the_tokens_and_read_them_again(
     assert share == pytest.approx(12 / len(out.version))
 
 
-def test_the_same_weights_again_change_nothing(
-    engine, tiny, draw_groups, generate, by_request, reference, assert_same
-):
+def test_the_same_weights_again_change_nothing(engine, tiny, generate, reference):
     groups = draw_groups(6, seed=3)
     generation = generate(engine, *groups)
     result = []
@@ -179,9 +174,7 @@ def test_the_same_weights_again_change_nothing(
 # Segments.
 
 
-def test_segments_split_a_response_over_rounds(
-    engine, draw_groups, generate, by_request, reference, assert_same
-):
+def test_segments_split_a_response_over_rounds(engine, generate, reference):
     groups = draw_groups(7, seed=4)
     generation = generate(engine, *groups, segment=7)
     result, had, rounds = [], {}, 0
@@ -214,9 +207,7 @@ def test_a_paused_request_can_be_cancelled(engine, generate, long_ones):
 # Rounds.
 
 
-def test_rounds_lose_nothing_and_finish_what_they_began(
-    engine, draw_groups, generate, by_request, reference, assert_same
-):
+def test_rounds_lose_nothing_and_finish_what_they_began(engine, generate, reference):
     groups = draw_groups(14, seed=5)
     new, buffered, trained, rejected = iter(groups), deque(), [], []
     generation = generate(engine)
@@ -261,7 +252,7 @@ def test_groups_that_finish_together_train_in_the_next_round(make, generate, lon
     assert {first.id, *(x.id for x in done)} == {0, 1, 2} and generation.slots is before
 
 
-def test_an_interrupted_round_puts_its_groups_back(engine, draw_groups, generate):
+def test_an_interrupted_round_puts_its_groups_back(engine, generate):
     groups = draw_groups(6, seed=6)
     buffered, new = deque(groups[:2]), iter(groups[2:])
     generation = generate(engine)
@@ -286,9 +277,7 @@ def test_an_interrupted_round_puts_its_groups_back(engine, draw_groups, generate
 # Ends that somebody asks for.
 
 
-def test_cancelled_responses_keep_their_tokens(
-    engine, generate, by_request, reference, assert_same, long_ones
-):
+def test_cancelled_responses_keep_their_tokens(engine, generate, reference, long_ones):
     first, second, *others = long_ones([65], 5)
     groups = [Group("a", [65], (first, second, *others)), Group("b", [70], (100, 101))]
     groups += [Group("c", [71], (102, 103)), Group("d", [72], (104,))]
@@ -326,9 +315,7 @@ def test_a_row_whose_siblings_are_all_cancelled_is_free_again(engine, generate, 
 
 
 @pytest.mark.parametrize("busy", [1, 3])
-def test_a_fork_is_a_new_request_with_the_tokens_so_far(
-    engine, generate, by_request, assert_same, long_ones, busy
-):
+def test_a_fork_is_a_new_request_with_the_tokens_so_far(engine, generate, long_ones, busy):
     # With three requests in its three slots, the fork goes to the other row.
     source, *others = long_ones([65], busy)
     group = Group("a", [65], (source, *others), max_new_tokens=20)
@@ -377,7 +364,7 @@ def test_impossible_forks(engine, generate):
 # What is told.
 
 
-def test_every_token_is_reported_once_and_in_order(engine, draw_groups, generate, by_request):
+def test_every_token_is_reported_once_and_in_order(engine, generate):
     reported = {}
 
     def on_tokens(group, request, start, out):
@@ -443,9 +430,7 @@ def text(ids):
     return "".join(chr(97 + i % 26) for i in ids)
 
 
-def test_stop_strings_cut_at_the_token_that_completes_them(
-    engine, draw_groups, generate, by_request, reference
-):
+def test_stop_strings_cut_at_the_token_that_completes_them(engine, generate, reference):
     groups = draw_groups(16, seed=8)
     stops = ("ab", "q", "zz")
     generation = generate(engine, *groups, stop_strings=stops, decode_text=text)
@@ -497,9 +482,7 @@ def test_an_update_with_another_number_of_deltas(engine, generate, tiny):
 
 
 @pytest.mark.slow
-def test_ten_thousand_requests_through_32_slots(
-    optimized, make, draw_groups, generate, by_request, reference, assert_same
-):
+def test_ten_thousand_requests_through_32_slots(optimized, make, generate, reference):
     engine = make(rows=8, width=4, chunk=8, block=16)
     rng, groups = np.random.default_rng(9), draw_groups(2860, seed=9, most=12)
     guesses = rng.choice([None, 1.0, 6.0, 24.0], len(groups))

@@ -139,7 +139,8 @@ def fails():
 )
 @for_each("cut", [False, True])
 def test_a_fault_at_a_limit_ends_its_episode_alone(begin, cost, end, error, cut):
-    episodes = begin(Costly(cost), max_turns=2, seconds=0.5, most=45)
+    seconds = 0.5 if end == "env_timeout" else 60.0
+    episodes = begin(Costly(cost), max_turns=2, seconds=seconds, most=45)
     failed = play(episodes, "a", "b" * 45 if cut else "b", cut=cut).episode
     assert failed.end == end and failed.error.startswith(error) and failed.failed
     neighbor = play(episodes, "end", request=1).episode

@@ -57,39 +57,26 @@ def test_allowed_and_stop_tokens():
     assert jnp.isfinite(by_row).tolist() == [[True, False], [False, True]]
 
 
+LOGITS, SEEN, SHORT = jnp.zeros((2, 3)), jnp.zeros(1, jnp.uint32), jnp.ones(2, bool)
+
+
+def penalize(seen=SEEN, penalty=2.0, size=3):
+    return lambda: penalize_repetition(jnp.zeros(size), seen, penalty=penalty)
+
+
 @for_each(
     ("call", "error", "message"),
     [
+        (penalize(penalty=0.0), ValueError, "penalty must be above 0"),
+        (penalize(jnp.zeros(1, int)), TypeError, "seen must be uint32"),
+        (penalize(size=40), ValueError, r"seen must have shape \(2,\)"),
         (
-            lambda: penalize_repetition(jnp.zeros(3), jnp.zeros(1, jnp.uint32), penalty=0.0),
-            ValueError,
-            "penalty must be above 0",
-        ),
-        (
-            lambda: penalize_repetition(jnp.zeros(3), jnp.zeros(1, int), penalty=2.0),
-            TypeError,
-            "seen must be uint32",
-        ),
-        (
-            lambda: penalize_repetition(jnp.zeros(40), jnp.zeros(1, jnp.uint32), penalty=2.0),
-            ValueError,
-            r"seen must have shape \(2,\)",
-        ),
-        (
-            lambda: only_allowed(jnp.zeros((2, 3)), allowed=jnp.ones(2, bool)),
+            lambda: only_allowed(LOGITS, allowed=SHORT),
             ValueError,
             r"allowed must have shape \(3,\) or \(2, 3\); got \(2,\)",
         ),
-        (
-            lambda: only_allowed(jnp.zeros(3), allowed=jnp.ones(3)),
-            TypeError,
-            "allowed must be bool",
-        ),
-        (
-            lambda: only_allowed(jnp.zeros((2, 3)), too_short=jnp.ones(2, bool)),
-            ValueError,
-            "too_short has no effect without stop_ids",
-        ),
+        (lambda: only_allowed(LOGITS, allowed=jnp.ones(3)), TypeError, "allowed must be bool"),
+        (lambda: only_allowed(LOGITS, too_short=SHORT), ValueError, "no effect without stop_ids"),
         (
             lambda: seen_tokens(jnp.zeros(3), jnp.ones(3, bool), vocab_size=4),
             TypeError,

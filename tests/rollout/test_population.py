@@ -249,22 +249,12 @@ def test_bad_options_are_named(tiny, options, message):
         ({}, ALIKE, None, "a population needs deltas; see evolution.model_delta"),
         ({"shared": False}, ALIKE, 6, "6 members cannot be divided evenly among 4 prompts"),
         ({"shared_prefix_len": 2}, UNLIKE, N, "prompt 0 must begin with the 2 tokens"),
-        (
-            {"shared_prefix_len": 3},
-            ALIKE,
-            N,
-            "prompt 1 must begin with the 3 tokens",
-        ),
+        ({"shared_prefix_len": 3}, ALIKE, N, "prompt 1 must begin with the 3 tokens"),
         ({}, [], N, "there are no prompts"),
         ({}, [[1], []], N, "prompt 1 is empty"),
         ({}, [[1], [259]], N, "prompt 1 holds token 259"),
         ({}, [[1] * 251], N, "prompt 0 has 251 tokens, but .* room for 250"),
-        (
-            {"shared_prefix_len": 2, "mesh": {"data": 8}},
-            ALIKE,
-            6,
-            "6 rows of members cannot be spread over",
-        ),
+        ({"mesh": {"data": 8}}, ALIKE, 6, "6 rows of members cannot be spread over"),
     ],
 )
 def test_bad_inputs_are_named(tiny, noise, options, prompts, count, message):

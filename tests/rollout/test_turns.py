@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from rollout.groups import assert_same, by_request
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -99,7 +100,7 @@ def joined(out: Tokens, tokens) -> Tokens:
 
 @pytest.mark.parametrize("turn_limit", [None, 3])
 def test_turns_equal_one_after_the_other_and_nothing_is_read_twice(
-    engine, generate, by_request, assert_same, one_turn_at_a_time, turn_limit, monkeypatch
+    engine, generate, one_turn_at_a_time, turn_limit, monkeypatch
 ):
     calls = []
     for name in ("fill_prompts", "fill_responses"):
@@ -121,7 +122,7 @@ def test_turns_equal_one_after_the_other_and_nothing_is_read_twice(
 
 @pytest.mark.slow
 def test_late_answers_change_nothing_and_free_their_slots(
-    engine, generate, by_request, assert_same, one_turn_at_a_time, monkeypatch
+    engine, generate, one_turn_at_a_time, monkeypatch
 ):
     taken = []
     function = engine.functions["take_slot"]
@@ -194,7 +195,7 @@ def test_as_many_late_turns_leave_as_siblings_wait(engine, generate, left):
 
 
 @pytest.mark.slow
-def test_late_answers_on_a_mesh_come_back_as_themselves(make, tiny, generate, by_request):
+def test_late_answers_on_a_mesh_come_back_as_themselves(make, tiny, generate):
     """Also to the slot of another device than the one that they left."""
     mesh = make_mesh(data=4, devices=jax.devices()[:4])
     params = jax.device_put(tiny[1], jr.models.param_shardings(tiny[1], mesh))
@@ -207,7 +208,7 @@ def test_late_answers_on_a_mesh_come_back_as_themselves(make, tiny, generate, by
         np.testing.assert_array_equal(result[request].out.version, each.out.version)
 
 
-def test_late_answers_of_a_response_that_began_with_tokens(engine, generate, by_request):
+def test_late_answers_of_a_response_that_began_with_tokens(engine, generate):
     """It comes back as it left, not as it began."""
     whole = by_request(list(generate(engine, *groups(Dialog()))))
     begun = {r: Completion(r, slice_tokens(c.out, 0, 1), UNFINISHED) for r, c in whole.items()}
@@ -375,7 +376,7 @@ def test_a_fork_after_the_first_turn_of_an_episode_is_refused(play):
         episodes.follow(0)(completed(8, [*turn("a"), 9, 98], observed=1)).result(60)
 
 
-def test_a_response_between_turns_is_cancelled_or_begins_again(engine, generate, by_request):
+def test_a_response_between_turns_is_cancelled_or_begins_again(engine, generate):
     never = []
 
     def follow(completion):
