@@ -25,7 +25,7 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Rollout
-from jaxrl_llm.rollout.backends import EngineBackend, Graded, SamplerBackend
+from jaxrl_llm.rollout.backends import Asked, EngineBackend, Graded, SamplerBackend
 from jaxrl_llm.rollout.collect import Limits, _content, collect, mean_reward
 
 P, G, N = 3, 4, 50
@@ -83,6 +83,18 @@ class Shuffled:
 
     def close(self):
         self.closed = True
+
+
+class Regraded(Shuffled):
+    """Other scores, by a function of the request and of its scores."""
+
+    def __init__(self, change):
+        super().__init__(0)
+        self.change = change
+
+    def wait(self):
+        done = super().wait().items()
+        return {asked: x._replace(scores=self.change(asked, x.scores)) for asked, x in done}
 
 
 def play(collector, backend, *, state=None, step=0, first=0, key=KEY, limits=None):
@@ -206,22 +218,43 @@ def test_a_batch_larger_than_the_data_begins_again():
     assert sorted(places[:2]) == [0, 1] and places == (places[:2] * 3)[:5]
 
 
+def given(make, **options):
+    """A collector with these options and what else it needs."""
+    needed = {
+        prioritized: {"score": jr.curation.learnability},
+        two_phase: {"allocate": more_where_mixed, "max_rollouts": 8},
+        refill: {"rule": jr.curation.informative_groups},
+    }
+    return make(**needed[make] | options)
+
+
 @for_each(
-    ("options", "error", "message"),
+    ("make", "options", "error", "message"),
     [
-        ({"score": None}, TypeError, "score must be a function; got None"),
-        ({"choose": "best"}, ValueError, "choose must be one of 'weight', 'top'"),
-        ({"retain": 1.5}, ValueError, "retain must be in [0, 1]"),
-        ({"candidates": 0}, ValueError, "candidates must be above 0"),
-        ({"prior": (0.0, 1.0)}, ValueError, "must be above 0"),
-        ({"first": -1}, ValueError, "first must be an integer above 0; got -1"),
-        ({"first": 8}, ValueError, "first=8 needs a retain below 1"),
+        (prioritized, {"score": None}, TypeError, "score must be a function; got None"),
+        (prioritized, {"choose": "best"}, ValueError, "choose must be one of 'weight', 'top'"),
+        (prioritized, {"retain": 1.5}, ValueError, "retain must be in [0, 1]"),
+        (prioritized, {"candidates": 0}, ValueError, "candidates must be above 0"),
+        (prioritized, {"prior": (0.0, 1.0)}, ValueError, "must be above 0"),
+        (prioritized, {"first": -1}, ValueError, "first must be an integer above 0; got -1"),
+        (prioritized, {"first": 8}, ValueError, "first=8 needs a retain below 1"),
+        (two_phase, {"allocate": None}, TypeError, "allocate must be a function; got None"),
+        (two_phase, {"max_rollouts": 2.0}, TypeError, "max_rollouts must be an integer; got 2.0"),
+        (two_phase, {"first": 0}, ValueError, "first must be above 0"),
+        (two_phase, {"first": 9}, ValueError, "first must be at most max_rollouts 8; got 9"),
+        (two_phase, {"rounds": True}, TypeError, "rounds must be an integer; got True"),
+        (refill, {"max_rounds": 0}, ValueError, "max_rounds must be above 0; got 0"),
+        (refill, {"max_rounds": 2.0}, TypeError, "max_rounds must be an integer; got 2.0"),
+        (refill, {"oversample": 0.5}, ValueError, "must be from 1 to max_rounds 10; got 0.5"),
+        (refill, {"oversample": 11.0}, ValueError, "oversample must be from 1 to max_rounds 10"),
+        (refill, {"oversample": float("nan")}, ValueError, "oversample must be from 1"),
+        (refill, {"rule": "all"}, TypeError, "rule must be a function; got 'all'"),
     ],
 )
-def test_options_of_prioritized(options, error, message):
+def test_options_of_collectors(make, options, error, message):
     with pytest.raises(error) as raised:
-        prioritized(**{"score": jr.curation.learnability} | options)
-    assert "prioritized" in str(raised.value) and message in str(raised.value)
+        given(make, **options)
+    assert make.__name__ in str(raised.value) and message in str(raised.value)
 
 
 @for_each(
@@ -232,16 +265,9 @@ def test_options_of_prioritized(options, error, message):
     ],
 )
 def test_what_beliefs_cannot_take_is_one_sentence(reward, score, message):
-    class Generous(Shuffled):
-        def wait(self):
-            done = super().wait()
-            return {
-                asked: each._replace(scores=each.scores._replace(rewards=np.full(G, reward)))
-                for asked, each in done.items()
-            }
-
+    generous = Regraded(lambda asked, scores: scores._replace(rewards=np.full(G, reward)))
     with pytest.raises(ValueError) as error:
-        play(prioritized(score), Generous(0))
+        play(prioritized(score), generous)
     assert message in str(error.value)
 
 
@@ -276,10 +302,17 @@ def test_what_was_sampled_ahead_in_vain_is_sampled_again(spare):
     assert batch.rollout.tokens[:, 0, 0].tolist() == [6, 10, 14] and batch.groups == 2 + P
 
 
-def test_a_score_of_the_wrong_shape_is_refused():
+@for_each(
+    ("collector", "parts"),
+    [
+        (prioritized(lambda rates: rates[:3]), ["(50,)", "(3,)"]),
+        (refill(lambda rewards: rewards.any(-1)), ["refill(<lambda>, max_rounds=10)", "(3, 4)"]),
+    ],
+)
+def test_a_score_or_rule_of_the_wrong_shape_is_refused(collector, parts):
     with pytest.raises(ValueError) as error:
-        play(prioritized(lambda rates: rates[:3]), Shuffled(0))
-    assert "(50,)" in str(error.value) and "(3,)" in str(error.value)
+        play(collector, Shuffled(0))
+    assert all(part in str(error.value) for part in parts)
 
 
 def test_more_rollouts_go_to_the_groups_that_the_allocator_names():
@@ -313,22 +346,6 @@ def test_allocators_that_make_no_batch_are_refused(allocate, message):
     assert message in str(error.value) and backend.closed
 
 
-@for_each(
-    ("options", "error", "message"),
-    [
-        ({"allocate": None}, TypeError, "allocate must be a function; got None"),
-        ({"max_rollouts": 2.0}, TypeError, "max_rollouts must be an integer; got 2.0"),
-        ({"first": 0}, ValueError, "first must be above 0"),
-        ({"first": 9}, ValueError, "first must be at most max_rollouts 8; got 9"),
-        ({"rounds": True}, TypeError, "rounds must be an integer; got True"),
-    ],
-)
-def test_options_of_two_phase(options, error, message):
-    with pytest.raises(error) as raised:
-        two_phase(**{"allocate": more_where_mixed, "max_rollouts": 8} | options)
-    assert message in str(raised.value)
-
-
 def test_the_mean_reward_is_of_all_groups_that_were_asked_for():
     batch = play(COLLECTORS["refill"], Shuffled(0))
     assert batch.reward == pytest.approx((4 * 1.0 + 3 * 0.5) / 7)
@@ -337,37 +354,24 @@ def test_the_mean_reward_is_of_all_groups_that_were_asked_for():
 
 
 def test_rollouts_without_a_reward_take_no_part():
-    class Flaky(Shuffled):
-        def wait(self):
-            done = super().wait()
-            for asked, each in done.items():
-                failed = np.arange(G) == asked.question
-                scores = each.scores._replace(failed=failed, rewards=each.scores.rewards * ~failed)
-                done[asked] = each._replace(scores=scores)
-            return done
+    def fail_one(asked, scores):
+        failed = np.arange(G) == asked.question
+        return scores._replace(failed=failed, rewards=scores.rewards * ~failed)
 
-    batch = play(in_order(), Flaky(0))
+    batch = play(in_order(), Regraded(fail_one))
     np.testing.assert_array_equal(batch.where, np.arange(G) != np.arange(P)[:, None])
     assert batch.failures == 3 and batch.scores.failures == 3
     assert batch.reward == pytest.approx((3 + 1 + 3) / 9)
 
 
 def test_a_reward_of_zero_after_a_failure_takes_part_and_nan_components_stay():
-    class Flaky(Shuffled):
-        def wait(self):
-            done = super().wait()
-            for asked, each in done.items():
-                zeroed = np.arange(G) == asked.question
-                style = np.where(zeroed, np.nan, np.float32(asked.question))
-                scores = each.scores._replace(
-                    zeroed=zeroed,
-                    reward_components={"style": style},
-                    rewards=each.scores.rewards * ~zeroed,
-                )
-                done[asked] = each._replace(scores=scores)
-            return done
+    def zero_one(asked, scores):
+        zeroed = np.arange(G) == asked.question
+        parts = {"style": np.where(zeroed, np.nan, np.float32(asked.question))}
+        rewards = scores.rewards * ~zeroed
+        return scores._replace(zeroed=zeroed, reward_components=parts, rewards=rewards)
 
-    batch = play(in_order(), Flaky(0))
+    batch = play(in_order(), Regraded(zero_one))
     assert batch.where.all() and batch.failures == 3
     same = np.arange(G) == np.arange(P)[:, None]
     style = batch.scores.reward_components["style"].reshape(P, G)
@@ -446,40 +450,11 @@ def test_a_collector_that_makes_no_batch_is_refused(functions, message):
     assert message in str(error.value) and backend.closed
 
 
-@for_each(
-    ("options", "error", "message"),
-    [
-        ({"max_rounds": 0}, ValueError, "max_rounds must be above 0; got 0"),
-        ({"max_rounds": 2.0}, TypeError, "max_rounds must be an integer; got 2.0"),
-        ({"oversample": 0.5}, ValueError, "oversample must be from 1 to max_rounds 10; got 0.5"),
-        ({"oversample": 11.0}, ValueError, "oversample must be from 1 to max_rounds 10"),
-        ({"oversample": float("nan")}, ValueError, "oversample must be from 1"),
-        ({"rule": "all"}, TypeError, "rule must be a function; got 'all'"),
-    ],
-)
-def test_options_of_refill(options, error, message):
-    with pytest.raises(error) as raised:
-        refill(**{"rule": jr.curation.informative_groups} | options)
-    assert message in str(raised.value)
-
-
-def test_a_rule_of_the_wrong_shape_is_refused():
-    with pytest.raises(ValueError) as error:
-        play(refill(lambda rewards: rewards.any(-1)), Shuffled(0))
-    assert "refill(<lambda>, max_rounds=10)" in str(error.value) and "(3, 4)" in str(error.value)
-
-
 def test_refill_is_a_value_that_prints_itself():
     rule = jr.bind(jr.curation.informative_groups, keep_singletons=True)
     first, second = refill(rule, max_rounds=3), refill(rule, max_rounds=3)
     assert first == second and hash(first) == hash(second) and first != refill(rule)
     assert repr(first) == "refill(informative_groups(keep_singletons=True), max_rounds=3)"
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    model, params = jr.testing.tiny_model()
-    return model, params
 
 
 def grade(questions, texts):
@@ -492,6 +467,7 @@ def grade(questions, texts):
     return Scores(np.float32(rows), {}, np.zeros(len(rows), bool))
 
 
+@pytest.mark.slow
 def test_the_sampler_and_the_slots_give_one_batch(tiny):
     model, params = tiny
     collector, key = COLLECTORS["refill"], jax.random.key(5)
@@ -513,15 +489,13 @@ def test_the_sampler_and_the_slots_give_one_batch(tiny):
     np.testing.assert_array_equal(first.rollout.tokens, second.rollout.tokens)
     np.testing.assert_array_equal(first.rollout.mask, second.rollout.mask)
     close = {"rtol": 1e-5, "atol": 1e-5}
-    names = ("behavior_logp", "model_logp")
-    for name in names:
-        np.testing.assert_allclose(
-            getattr(first.rollout, name), getattr(second.rollout, name), **close
-        )
+    for name in ("behavior_logp", "model_logp"):
+        ours, theirs = (getattr(batch.rollout, name) for batch in (first, second))
+        np.testing.assert_allclose(ours, theirs, **close)
     assert first.texts == second.texts
 
 
-@pytest.mark.parametrize("sizes", [(4, 4, 4), (9, 1, 2)])
+@for_each("sizes", [(4, 4, 4), (9, 1, 2)])
 def test_groups_of_any_size_are_sampled_in_rows(tiny, sizes):
     model, params = tiny
     sample = jr.rollout.make_sampler(model, max_new_tokens=2, group_size=G)
@@ -533,8 +507,6 @@ def test_groups_of_any_size_are_sampled_in_rows(tiny, sizes):
         round_of, QUESTIONS, decode=str, grade=grade, num_groups=P, group_size=G
     )
     first = np.cumsum([0, *sizes])
-    from jaxrl_llm.rollout.backends import Asked
-
     asked = [Asked(i, tuple(range(first[i], first[i + 1]))) for i in range(3)]
     backend.submit(asked)
     done = {}

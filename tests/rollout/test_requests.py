@@ -59,6 +59,17 @@ class Plan:
         return Decision(rows=tuple(Row(row) for row in self.rows)), state
 
 
+@dataclasses.dataclass(frozen=True)
+class Noted(Plan):
+    """Remembers the outcomes that it saw last."""
+
+    seen: list = dataclasses.field(default_factory=list, compare=False)
+
+    def observe(self, state, collection):
+        self.seen[:] = collection.outcomes
+        return super().observe(state, collection)
+
+
 @pytest.fixture(scope="module")
 def tiny():
     model, params = jr.testing.tiny_model(num_layers=1)
@@ -171,17 +182,10 @@ def test_a_response_goes_on_as_if_it_had_never_stopped(tiny):
     tokens, mask = whole.rollout.tokens[0], whole.rollout.mask[0]
     logp, version = whole.rollout.behavior_logp[0], np.int32([-1, 1, 2])
     begun = [Response(tokens[i, :3], logp[i, :3], version=version) for i in range(2)]
-    seen = []
-
-    class Noted(Plan):
-        def observe(self, state, collection):
-            seen[:] = collection.outcomes
-            return super().observe(state, collection)
-
     rest = Noted((Request(2, 1, responses=tuple(begun)), Request(1, 2)), (((0, 0),), ((1, 0),)))
     batch = play(rest, slots(tiny))
     assert mask[:, 3].all()
-    for i, response in enumerate(seen[0].responses):
+    for i, response in enumerate(rest.seen[0].responses):
         n = int(mask[i].sum())
         np.testing.assert_array_equal(response.tokens, tokens[i, :n])
         np.testing.assert_allclose(
@@ -191,7 +195,7 @@ def test_a_response_goes_on_as_if_it_had_never_stopped(tiny):
             np.isnan(response.model_logp[:3]).all() and not np.isnan(response.model_logp[3:]).any()
         )
         assert response.version.tolist() == [-1, 1, 2] + [3] * (n - 3)
-        assert response.entropy.shape == (n,) and response.reward == len(seen[0].texts[i])
+        assert response.entropy.shape == (n,) and response.reward == len(rest.seen[0].texts[i])
     assert batch.continued == 2 and batch.known is None  # one of the two is in a row
 
 
@@ -210,20 +214,16 @@ def test_tokens_that_do_not_train_are_context(tiny):
 
 
 def test_a_limit_pauses_without_a_grade(tiny):
-    calls, seen = [], []
-
-    class Noted(Plan):
-        def observe(self, state, collection):
-            seen[:] = collection.outcomes
-            return super().observe(state, collection)
-
+    calls = []
     plan = Noted(
         (Request(2, 1, limit=2, pauses=True), Request(2, 3, limit=2)), (((0, 0),), ((1, 0),))
     )
     batch = play(plan, slots(tiny, calls))
-    assert [x.finish for x in seen[0].responses] == [UNFINISHED] * 2
-    assert not seen[0].where.any() and not seen[0].truncated.any()
-    assert [x.finish for x in seen[1].responses] == [LENGTH] * 2 and seen[1].truncated.all()
+    assert [x.finish for x in plan.seen[0].responses] == [UNFINISHED] * 2
+    assert not plan.seen[0].where.any() and not plan.seen[0].truncated.any()
+    assert [x.finish for x in plan.seen[1].responses] == [LENGTH] * 2 and plan.seen[
+        1
+    ].truncated.all()
     assert len(calls) == 1 and len(calls[0][0]) == 2 and batch.failures == 0
     np.testing.assert_array_equal(batch.where[:, 0], [False, True])
 

@@ -272,7 +272,7 @@ def test_new_weights_between_turns_recompute_what_waits(engine, generate, tiny, 
 
     generation = generate(engine, *groups(follow))
     scheduler = generation._scheduler
-    for _ in range(12):
+    for _ in range(13):
         generation.step()
     away = [request for request in waiting if request not in scheduler.slots]
     answer(away[0])
