@@ -329,24 +329,6 @@ def test_noise_of_one_expert_reaches_the_tokens_that_chose_it(small, population)
 
 
 @pytest.mark.slow
-def test_a_pair_shares_the_factors_of_its_experts(small, population):
-    """As the sampler takes them: ``[N / 2, E, in, r]``, here with a row a member."""
-    model, params = small
-    _, delta, _ = population
-    members = np.arange(4)
-    tokens = np.arange(48, dtype=np.int32).reshape(4, 1, 12)
-
-    def rows(x):
-        return x[:, None]
-
-    whole, shared = (jax.tree.map(rows, delta(members, share_pairs=x)) for x in (False, True))
-    assert shared["layers"]["1"]["mlp"]["experts"]["up"][0].shape == (2, 1, 4, 32, 1)
-    np.testing.assert_allclose(
-        logits_of(model, params, tokens, shared), logits_of(model, params, tokens, whole), atol=1e-5
-    )
-
-
-@pytest.mark.slow
 def test_the_gradient_of_experts_is_the_sum_of_their_noise(small, population):
     _, params = small
     classes, _, _ = population

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from rows import for_each
 
-from jaxrl_llm.models.rope import Rope, YarnScaling, rotary_tables, rotate
+from jaxrl_llm.models.rope import Rope, RopeScaling, YarnScaling, rotary_tables, rotate
 
 
 def _complex(x, positions, size, theta):
@@ -14,6 +14,16 @@ def _complex(x, positions, size, theta):
     turn = np.exp(1j * positions[:, None] * theta ** (-np.arange(half) / half))[:, None]
     pair = (x[..., :half] + 1j * x[..., half:size]) * turn
     return np.concatenate([pair.real, pair.imag, x[..., size:]], axis=-1)
+
+
+def test_llama3_stretches_what_turns_less_than_four_times():
+    """From four turns over the original context to one, ever more of a frequency is divided."""
+    scaling = RopeScaling(
+        factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=1000
+    )
+    frequency = 2 * np.pi * np.array([8.0, 4.0, 2.5, 1.0, 0.5]) / 1000
+    kept = scaling.stretch(jnp.asarray(frequency), 1e4) / frequency
+    np.testing.assert_allclose(kept, [1, 1, 0.625, 0.25, 0.25], rtol=1e-5)
 
 
 @for_each("size", [8, 4])

@@ -1,4 +1,4 @@
-"""Collectors played on a backend of numbers, and on the sampler and the slots of a tiny model."""
+"""Collectors played on a backend of numbers, and on the sampler of a tiny model."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Rollout
-from jaxrl_llm.rollout.backends import Asked, EngineBackend, Graded, SamplerBackend
+from jaxrl_llm.rollout.backends import Asked, Graded, SamplerBackend
 from jaxrl_llm.rollout.collect import Limits, _content, collect, mean_reward
 
 P, G, N = 3, 4, 50
@@ -465,34 +465,6 @@ def grade(questions, texts):
         for i, _ in enumerate(group)
     ]
     return Scores(np.float32(rows), {}, np.zeros(len(rows), bool))
-
-
-@pytest.mark.slow
-def test_the_sampler_and_the_slots_give_one_batch(tiny):
-    model, params = tiny
-    collector, key = COLLECTORS["refill"], jax.random.key(5)
-    sample = jr.rollout.make_sampler(model, max_new_tokens=4, group_size=G)
-    rounds = []
-
-    def round_of(prompts, ids):
-        rounds.append(ids)
-        return jax.device_get(sample(params, key, prompts, request_ids=ids))
-
-    options = {"decode": str, "grade": grade}
-    sampler = SamplerBackend(round_of, QUESTIONS, num_groups=P, group_size=G, **options)
-    engine = jr.rollout.make_engine(model, rows=2, width=3, prompt_length=16, max_new_tokens=4)
-    more = {"version": 0, "max_new_tokens": 4, "pad_id": 0}
-    slots = EngineBackend(engine, params, key, QUESTIONS, **options, **more)
-    first, second = play(collector, sampler), play(collector, slots)
-    assert first.places == second.places == [1, 3, 6] and first.groups == second.groups == 7
-    assert len(rounds) == 3 and all(ids.shape == (P, G) for ids in rounds)
-    np.testing.assert_array_equal(first.rollout.tokens, second.rollout.tokens)
-    np.testing.assert_array_equal(first.rollout.mask, second.rollout.mask)
-    close = {"rtol": 1e-5, "atol": 1e-5}
-    for name in ("behavior_logp", "model_logp"):
-        ours, theirs = (getattr(batch.rollout, name) for batch in (first, second))
-        np.testing.assert_allclose(ours, theirs, **close)
-    assert first.texts == second.texts
 
 
 @for_each("sizes", [(4, 4, 4), (9, 1, 2)])

@@ -180,18 +180,6 @@ def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
 
 
 @pytest.mark.slow
-def test_sigma_0_is_the_model_itself(tiny, noise, alone):
-    deltas, _ = noise(others="full", sigma=0.0)
-    sample = make_population_sampler(tiny[0], shared_prefix_len=2, **STOPS)
-    result = sample(tiny[1], deltas, KEY, ALIKE, version=4)
-    plain = alone(tiny[1], ALIKE, np.zeros((4, 1), np.int32), temperature=0.0)
-    for n in range(N):
-        assert_alike(cut(result, (slice(None), n)), cut(plain, (slice(None), 0)), atol=1e-5)
-        alike = [x[:, n] for x in (result.tokens, result.model_logp)]
-        assert all(map(np.array_equal, alike, [result.tokens[:, 0], result.model_logp[:, 0]]))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "shared", "shared_prefix_len"),
     [({"data": 8}, True, 2), ({"fsdp": 4, "tensor": 2}, True, 2), ({"data": 8}, False, 0)],
