@@ -61,37 +61,49 @@ def test_smollm2():
     )
 
 
-def test_absent_entries_mean_what_the_class_fills_in():
-    config = ModelConfig.from_hf(
-        without(
-            "num_key_value_heads",
-            "tie_word_embeddings",
-            "rope_theta",
-            "rms_norm_eps",
-            "max_position_embeddings",
-        )
-    )
-    assert config.num_kv_heads == 9
-    assert not config.tied
-    assert config.rope_theta == 10000.0
-    assert config.norm_eps == 1e-6
-    assert config.max_length == 2048
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+ABSENT = dict.fromkeys(
+    ("num_key_value_heads", "tie_word_embeddings", "rope_theta", "rms_norm_eps")
+    + ("max_position_embeddings", "rope_scaling")
+)
+QWEN2, QWEN3, QWEN3_5 = (
+    {"architectures": [f"Qwen{name}ForCausalLM"]} for name in ("2", "3", "3_5")
+)
+PARTIAL = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}
 
 
-def test_qwen2_has_bias_and_qwen3_has_norms():
-    qwen2 = ModelConfig.from_hf(changed(architectures=["Qwen2ForCausalLM"]))
-    qwen3 = ModelConfig.from_hf(changed(architectures=["Qwen3ForCausalLM"], head_dim=32))
-    assert (qwen2.attention_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, 64)
-    assert (qwen3.attention_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 32)
-
-
-def test_qwen3_without_head_dim_takes_its_class_default():
-    assert ModelConfig.from_hf(changed(architectures=["Qwen3ForCausalLM"])).head_dim == 128
-
-
-def test_architecture_from_model_type_alone():
-    config = ModelConfig.from_hf({**without("architectures"), "model_type": "qwen3"})
-    assert config.architecture == "qwen3"
+@for_each(
+    ("changes", "expected"),
+    [
+        (ABSENT, {"num_kv_heads": 9, "tied": False, "rope_theta": 10000.0, "norm_eps": 1e-6}),
+        (ABSENT, {"max_length": 2048}),
+        (QWEN2, {"attention_bias": True, "qk_norm": False, "head_dim": 64}),
+        (QWEN3 | {"head_dim": 32}, {"attention_bias": False, "qk_norm": True, "head_dim": 32}),
+        (QWEN3, {"head_dim": 128}),
+        ({"architectures": None, "model_type": "qwen3"}, {"architecture": "qwen3"}),
+        (
+            ABSENT | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+            {"rope_theta": 7.0, "rope_scaling": None},
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            {"rope_scaling": LinearScaling(factor=8.0)},
+        ),
+        ({"per_layer_config": {}}, vars(GOOD)),
+        (QWEN3_5 | {"hidden_act": "swish"}, {"activation": "silu"}),
+        # A part of each head stays rotated under a rope scaling.
+        (
+            QWEN3_5
+            | {"head_dim": 64, "rope_scaling": YARN, "rope_parameters": PARTIAL}
+            | {"rope_theta": None},
+            {"rotary_dim": 32, "rope_theta": 1e7, "head_dim": 64},
+        ),
+    ],
+)
+def test_what_an_entry_means_and_an_absent_one(changes, expected):
+    settings = {name: x for name, x in changed(**changes).items() if x is not None}
+    config = ModelConfig.from_hf(settings)
+    assert {name: getattr(config, name) for name in expected} == expected
 
 
 @for_each(
@@ -108,16 +120,6 @@ def test_llama3_rope_in_both_forms(rope):
     assert config.rope_scaling == RopeScaling(
         factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192
     )
-
-
-def test_default_rope_of_the_new_form():
-    rope = {"rope_type": "default", "rope_theta": 7.0}
-    config = ModelConfig.from_hf({**without("rope_theta", "rope_scaling"), "rope_parameters": rope})
-    assert config.rope_theta == 7.0
-    assert config.rope_scaling is None
-
-
-YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 
 
 @for_each(
@@ -192,24 +194,6 @@ def test_a_scaled_rope_of_layers_with_a_window_is_refused(kind):
         ModelConfig.from_hf(changed(**GEMMA3, **rope))
 
 
-def test_overrides_of_no_layer_are_none():
-    assert ModelConfig.from_hf(changed(per_layer_config={})) == GOOD
-
-
-def test_linear_attention_with_the_other_name_of_its_activation():
-    names = {"architectures": ["Qwen3_5ForCausalLM"], "hidden_act": "swish"}
-    assert ModelConfig.from_hf(changed(**names)).activation == "silu"
-
-
-def test_a_part_of_each_head_stays_rotated_under_a_rope_scaling():
-    sizes = {"architectures": ["Qwen3_5ForCausalLM"], "num_key_value_heads": 3, "head_dim": 64}
-    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}
-    scaled = {"rope_scaling": YARN, "rope_parameters": rope, "rope_theta": None}
-    config = ModelConfig.from_hf(changed(**sizes, **scaled))
-    assert (config.rotary_dim, config.rope_theta) == (32, 1e7)
-    assert isinstance(config.rope_scaling, YarnScaling)
-
-
 def test_a_null_number_of_key_heads_is_that_of_query_heads():
     """As in transformers; an absent one is the default of the class."""
     for name, default in (("Mistral", 8), ("SmolLM3", 4)):
@@ -249,11 +233,6 @@ GEMMA2, GEMMA3 = (
     {"architectures": [f"Gemma{i}ForCausalLM"], "hidden_act": None, "head_dim": None}
     for i in (2, 3)
 )
-
-
-def test_linear_rope():
-    rope = {"rope_type": "linear", "factor": 8.0}
-    assert ModelConfig.from_hf(changed(rope_scaling=rope)).rope_scaling == LinearScaling(factor=8.0)
 
 
 @for_each(
