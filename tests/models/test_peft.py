@@ -56,26 +56,64 @@ def test_a_shared_expert_is_named_in_full_and_its_gate_has_no_adapter(tmp_path):
     assert len(names) == 3 and all("shared_expert." in name for name in names)
 
 
+ONE, TWO = {"num_layers": 1}, LoRAConfig(rank=2)
+DENSE_FIRST = {"layers": (LayerKind(dense=True), LayerKind()), "architecture": "qwen3_moe"}
+PLAIN_EXPERTS = dataclasses.replace(EXPERTS, shared=None)
+
+
 @for_each(
-    ("options", "target", "layer"),
+    ("options", "changes", "lora", "told", "message"),
     [
-        ({"architecture": "qwen3_next"}, "shared", "layers/0/mlp/shared/down"),
+        # PEFT moves these names to parameters of the experts, and then ignores the tensors.
         (
-            {"architecture": "qwen3_moe", "layers": (LayerKind(dense=True), LayerKind())},
-            "layers/0",
-            "layers/0/mlp/down",
+            {"architecture": "qwen3_next", "experts": EXPERTS},
+            {},
+            LoRAConfig(rank=2, targets=("shared",)),
+            {},
+            "no adapter for 'layers/0/mlp/shared/down'.*; save the merged model",
+        ),
+        (
+            DENSE_FIRST | {"experts": PLAIN_EXPERTS},
+            {},
+            LoRAConfig(rank=2, targets=("layers/0",)),
+            {},
+            "no adapter for 'layers/0/mlp/down'.*; save the merged model",
+        ),
+        # Two parts of one layer in transformers.
+        (
+            {"output_gate": True},
+            {},
+            TWO,
+            {},
+            "'layers/0/attention/gate' alone, .* of '.*q_proj.weight",
+        ),
+        # An adapter of another model.
+        (ONE, {"num_layers": 2}, TWO, {}, "no linear layer 'layers/1/attention/k'"),
+        (
+            ONE,
+            {"num_heads": 8},
+            LoRAConfig(rank=2, targets=("q$",)),
+            {},
+            r"b of 'layers/0/attention/q' has shape \(2, 64\), but .* ask for \(2, 32\)",
+        ),
+        # PEFT would not load another rank, or would multiply it by another factor.
+        (ONE, {}, TWO, {"rank": None}, "the configuration has no rank"),
+        (
+            ONE,
+            {},
+            TWO,
+            {"rank": 4},
+            r"a of 'layers/0/attention/k' has shape \(32, 2\), but rank 4 .* \(32, 4\)",
         ),
     ],
 )
-def test_names_of_routed_experts_in_peft_have_no_adapter(tmp_path, options, target, layer):
-    """It moves them to parameters of the experts, and then ignores these tensors."""
-    shared = 16 if options["architecture"] == "qwen3_next" else None
-    experts = dataclasses.replace(EXPERTS, shared=shared)
-    model, params = tiny_model(num_layers=2, experts=experts, **options)
-    lora = LoRAConfig(rank=2, targets=(target,))
-    adapter = init_lora(params, lora)
-    with pytest.raises(ValueError, match=f"no adapter for {layer!r}.*; save the merged model"):
-        save_adapter(adapter, tmp_path / "new", lora=lora, config=model.config)
+def test_what_peft_would_not_apply_is_refused(tmp_path, options, changes, lora, told, message):
+    """A model, what is another in that of the adapter, its configuration, and the one told."""
+    model, _ = tiny_model(**options)
+    adapter = init_lora(tiny_model(**options | changes)[1], lora)
+    told = dataclasses.replace(lora, **told)
+    with pytest.raises(ValueError, match=f"save_adapter: .*{message}"):
+        save_adapter(adapter, tmp_path / "new", lora=told, config=model.config)
     assert not (tmp_path / "new").exists()
 
 
@@ -100,47 +138,3 @@ def test_layers_without_an_adapter_are_left_out(tmp_path):
     _, tensors, settings = saved(tmp_path, targets=("layers/1/attention/q$",))
     assert settings["target_modules"] == ["model.layers.1.self_attn.q_proj"]
     assert len(tensors) == 2
-
-
-def test_parts_of_one_layer_in_transformers_have_no_adapter(tmp_path):
-    model, params = tiny_model(num_layers=1, output_gate=True)
-    lora = LoRAConfig(rank=2)
-    with pytest.raises(ValueError, match="'layers/0/attention/gate' alone, .* of '.*q_proj.weight"):
-        save_adapter(init_lora(params, lora), tmp_path, lora=lora, config=model.config)
-
-
-def test_an_adapter_of_another_model(tmp_path):
-    model, params = tiny_model(num_layers=1)
-    lora = LoRAConfig(rank=2)
-    adapter = init_lora(tiny_model()[1], lora)
-    with pytest.raises(ValueError, match="no linear layer 'layers/1/attention/k'"):
-        save_adapter(adapter, tmp_path, lora=lora, config=model.config)
-
-
-@for_each(
-    ("lora", "message"),
-    [
-        (LoRAConfig(), "the configuration has no rank"),
-        (
-            LoRAConfig(rank=4),
-            r"a of 'layers/0/attention/k' has shape \(32, 2\), but rank 4 .* \(32, 4\)",
-        ),
-    ],
-)
-def test_a_configuration_of_another_rank(new_folder, lora, message):
-    """PEFT would not load it, or would multiply it by another factor."""
-    tmp_path = new_folder()
-    model, params = tiny_model(num_layers=1)
-    adapter = init_lora(params, LoRAConfig(rank=2))
-    with pytest.raises(ValueError, match=f"save_adapter: {message}"):
-        save_adapter(adapter, tmp_path / "new", lora=lora, config=model.config)
-    assert not (tmp_path / "new").exists()
-
-
-def test_an_adapter_of_a_wider_model(tmp_path):
-    model, _ = tiny_model(num_layers=1)
-    lora = LoRAConfig(rank=2, targets=("q$",))
-    adapter = init_lora(tiny_model(num_layers=1, num_heads=8)[1], lora)
-    message = r"b of 'layers/0/attention/q' has shape \(2, 64\), but .* ask for \(2, 32\)"
-    with pytest.raises(ValueError, match=message):
-        save_adapter(adapter, tmp_path, lora=lora, config=model.config)
