@@ -134,8 +134,8 @@ def test_integer_weights_become_numbers():
     np.testing.assert_allclose((up + down) / 2, params["w"], atol=1e-6)
 
 
-@for_each("members", [jnp.arange(4), jnp.arange(6).reshape(3, 2)])
-def test_a_delta_has_the_noise_of_the_trees(members):
+def test_a_delta_has_the_noise_of_the_trees():
+    members = jnp.arange(6).reshape(3, 2)
     delta = jax.jit(lambda: model_delta(PARAMS, CLASSES, KEY, 3, members, sigma=0.2, rank=2))()
     member = jax.jit(lambda n: perturb(PARAMS, CLASSES, KEY, 3, n, sigma=0.2, rank=2))
     assert set(delta) == {"embed", "up", "norm"}

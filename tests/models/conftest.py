@@ -1,12 +1,8 @@
-"""Lets the tests of this folder use the helpers that all tests share."""
+"""What the tests of this folder share."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 @pytest.fixture

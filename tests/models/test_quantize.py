@@ -286,9 +286,9 @@ def test_a_step_of_an_unchanged_policy_has_ratio_one(flow):
     assert moved["layers"]["0"]["mlp"]["up"]["kernel"] and moved["embed"]["embedding"]
 
 
-@for_each(("mode", "dtype"), [("int8", "float32"), ("fp8", "bfloat16")])
-def test_weights_are_rounded_once_for_a_loop(mode, dtype):
-    model, params = tiny_model(num_layers=1, quantization=mode, dtype=dtype)
+def test_weights_are_rounded_once_for_a_loop():
+    """Of a model that computes in another dtype than that of its parameters."""
+    model, params = tiny_model(num_layers=1, quantization="fp8", dtype="bfloat16")
     tokens = jnp.arange(12).reshape(1, 2, 6)
     context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
     places = jnp.broadcast_to(jnp.arange(6), tokens.shape)
@@ -300,8 +300,7 @@ def test_weights_are_rounded_once_for_a_loop(mode, dtype):
     up = rounded["layers"]["0"]["mlp"]["up"]["kernel"]
     assert isinstance(up, RoundedWeights) and up.q.dtype.itemsize == 1
     assert not isinstance(rounded["embed"]["embedding"], tuple)
-    near = 3e-5 if dtype == "float32" else 0.1
-    np.testing.assert_allclose(run(rounded), run(params), atol=near)
+    np.testing.assert_allclose(run(rounded), run(params), atol=0.1)
 
 
 @pytest.mark.of_many

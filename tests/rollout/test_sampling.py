@@ -238,7 +238,7 @@ def _many(size=700, count=64):
 MIXED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
 
 
-@for_each("name", [None, *MIXED])
+@for_each("name", [None, "temperature", "top_p"])
 def test_statistics_of_a_draw_equal_those_of_its_steps(name):
     logits, uniform = _many()
     options = MIXED if name is None else {name: MIXED[name]}
@@ -337,7 +337,7 @@ def test_an_empty_set_of_tokens_is_a_failure(temperature):
     assert not np.isfinite(drawn.behavior_logp)
 
 
-@for_each("options", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}])
+@for_each("options", [{}, {"top_k": 2, "top_p": 0.9}, {"temperature": 0.0}])
 def test_a_nonfinite_row_shows_and_changes_no_other(options):
     logits = jnp.stack([FOUR, FOUR.at[2].set(jnp.nan), FOUR.at[1].set(jnp.inf)])
     draw = jax.jit(partial(draw_tokens, **options))

@@ -124,6 +124,7 @@ def test_a_node_is_one_stretch_of_tokens_that_rows_share(run, name):
                 np.testing.assert_array_equal(logp[a], logp[b])
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_a_batch_does_not_depend_on_the_slots(run, name):
     (one, _), (two, _) = run(name, 2), run(name, 3)
