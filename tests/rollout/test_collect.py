@@ -3,10 +3,12 @@
 import dataclasses
 import math
 import types
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
+from rollout.collecting import collected
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -26,7 +28,7 @@ from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Rollout
 from jaxrl_llm.rollout.backends import Asked, Graded, SamplerBackend
-from jaxrl_llm.rollout.collect import Limits, _content, collect, mean_reward
+from jaxrl_llm.rollout.collect import Limits, _content, mean_reward
 
 P, G, N = 3, 4, 50
 KEY = jax.random.key(0)
@@ -97,20 +99,7 @@ class Regraded(Shuffled):
         return {asked: x._replace(scores=self.change(asked, x.scores)) for asked, x in done}
 
 
-def play(collector, backend, *, state=None, step=0, first=0, key=KEY, limits=None):
-    state = collector.init(N) if state is None else state
-    return collect(
-        collector,
-        state,
-        key,
-        backend,
-        QUESTIONS,
-        next_places=lambda count: [(first + i) % N for i in range(count)],
-        num_groups=P,
-        group_size=G,
-        step=step,
-        limits=limits,
-    )
+play = partial(collected, questions=QUESTIONS, groups=(P, G))
 
 
 def more_where_mixed(accuracy):
@@ -573,17 +562,7 @@ def test_a_source_with_few_prompts_left_completes_its_batch():
     rounds, size = [], 8
     backend = rounds_of_numbers(size, rounds, grade)
     collector = refill(not_the_third, max_rounds=2, source=OnceEach(10))
-    batch = collect(
-        collector,
-        collector.init(10),
-        KEY,
-        backend,
-        QUESTIONS[:10],
-        next_places=lambda count: list(range(count)),
-        num_groups=size,
-        group_size=G,
-        step=0,
-    )
+    batch = collected(collector, backend, questions=QUESTIONS[:10], groups=(size, G))
     assert batch.places == [0, 1, 3, 4, 5, 6, 7, 8] and batch.where.all()
     # Of the second round, two rows are of groups, and the others repeat the first.
     assert rounds[1] == [8 * G, 9 * G] + [8 * G] * 6 and len(rounds) == 2
@@ -605,20 +584,12 @@ def test_a_replayed_batch_samples_and_grades_only_what_it_needs():
         max_new_tokens=2,
         num_groups=size,
     )
-    state, needed = collector.init(N), []
+    limits = Limits(TextEncoder(jr.testing.ByteTokenizer(), 30, chat=False), 2, 259)
+    state, needed = None, []
     for step in range(2):
-        batch = collect(
-            collector,
-            state,
-            KEY,
-            rounds_of_numbers(size, rounds, mixed_grade),
-            QUESTIONS,
-            next_places=range,
-            num_groups=size,
-            group_size=G,
-            step=step,
-            limits=Limits(TextEncoder(jr.testing.ByteTokenizer(), 30, chat=False), 2, 259),
-        )
+        backend = rounds_of_numbers(size, rounds, mixed_grade)
+        options = {"state": state, "step": step, "limits": limits}
+        batch = collected(collector, backend, questions=QUESTIONS, groups=(size, G), **options)
         state = batch.state
         needed.append((len(graded), batch.tokens))
         graded.clear()

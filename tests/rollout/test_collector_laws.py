@@ -7,6 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from rollout.collecting import collected
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -37,7 +38,7 @@ from jaxrl_llm.rollout.backends import (
     texts_of,
     ungraded,
 )
-from jaxrl_llm.rollout.collect import Limits, collect
+from jaxrl_llm.rollout.collect import Limits
 from jaxrl_llm.rollout.types import LENGTH, STOP, UNFINISHED
 
 P, G, T, N, STEPS = 4, 6, 8, 11, 2
@@ -219,19 +220,9 @@ class Watched:
 
 
 def play(collector, state, step, first, backend):
-    return collect(
-        collector,
-        state,
-        jax.random.fold_in(KEY, step),
-        backend,
-        QUESTIONS,
-        next_places=lambda count: [(first + i) % N for i in range(count)],
-        num_groups=P,
-        group_size=G,
-        step=step,
-        version=step,
-        limits=LIMITS,
-    )
+    options = {"state": state, "first": first, "step": step, "version": step, "limits": LIMITS}
+    key = jax.random.fold_in(KEY, step)
+    return collected(collector, backend, questions=QUESTIONS, groups=(P, G), key=key, **options)
 
 
 def more_where_mixed(accuracy, counts, max_rollouts):

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rollout.collecting import collected
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -17,7 +18,7 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Rollout
 from jaxrl_llm.rollout.backends import Asked, Graded
 from jaxrl_llm.rollout.begun import count_begun
-from jaxrl_llm.rollout.collect import Limits, collect
+from jaxrl_llm.rollout.collect import Limits
 from jaxrl_llm.rollout.types import LENGTH, STOP, UNFINISHED
 from jaxrl_llm.train.metrics import rollout_metrics
 
@@ -99,20 +100,9 @@ def collector_of(**options):
 
 
 def play(collector, state, step, first, backend=None, **options):
-    return collect(
-        collector,
-        state,
-        jax.random.fold_in(KEY, step),
-        backend or Numbers(step, version=step),
-        QUESTIONS,
-        next_places=lambda count: [(first + i) % N for i in range(count)],
-        num_groups=P,
-        group_size=G,
-        step=step,
-        version=step,
-        limits=LIMITS,
-        **options,
-    )
+    options |= {"state": state, "first": first, "step": step, "version": step, "limits": LIMITS}
+    options |= {"questions": QUESTIONS, "groups": (P, G), "key": jax.random.fold_in(KEY, step)}
+    return collected(collector, backend or Numbers(step, version=step), **options)
 
 
 def run(collector, steps, *, seed=0, state=None, first=0, start=0, grades=None):
@@ -306,18 +296,7 @@ def test_a_batch_in_which_nothing_ended_has_no_sampled_reward():
     """The first window of long responses; their batch has a reward of 0."""
     made = sized(jr.curation.windowed(segments=8), group_size=G, max_new_tokens=T, num_groups=P)
     questions = [n for n in range(N) if min(length(n, 0), length(n, 1)) > 1][:P]
-    batch = collect(
-        made,
-        made.init(N),
-        KEY,
-        Numbers(),
-        QUESTIONS,
-        next_places=lambda count: questions,
-        num_groups=P,
-        group_size=G,
-        step=0,
-        limits=LIMITS,
-    )
+    batch = play(made, made.init(N), 0, 0, next_places=lambda count: questions)
     metrics = rollout_metrics(batch, batch.rollout, ages=None)
     assert np.isnan(batch.reward) and "sampled_reward" not in metrics
     assert all(np.isfinite(value) for value in metrics.values())

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rollout.collecting import collected
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -14,7 +15,7 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import TextEncoder, encode_prompts
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend
-from jaxrl_llm.rollout.collect import Limits, collect
+from jaxrl_llm.rollout.collect import Limits
 from jaxrl_llm.rollout.types import LENGTH, STOP, UNFINISHED
 
 P, G, T, N = 2, 3, 6, 10
@@ -110,17 +111,8 @@ def backends(tiny, calls=None):
 
 
 def play(collector, backend, **options):
-    limits = Limits(ENCODER, T, 259)
-    return collect(
-        collector,
-        collector.init(N),
-        KEY,
-        backend,
-        QUESTIONS,
-        **{"next_places": range, "num_groups": P, "group_size": G, "step": 0, "pad_id": 258}
-        | {"limits": limits, "version": 3}
-        | options,
-    )
+    options = {"pad_id": 258, "limits": Limits(ENCODER, T, 259), "version": 3} | options
+    return collected(collector, backend, questions=QUESTIONS, groups=(P, G), key=KEY, **options)
 
 
 def demonstration(text, **fields):

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from rollout.collecting import collected
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation.collectors.protocol import sized
@@ -10,7 +11,7 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.backends import EngineBackend
-from jaxrl_llm.rollout.collect import Limits, collect
+from jaxrl_llm.rollout.collect import Limits
 
 P, G, T = 2, 4, 8
 TOKENIZER = jr.testing.ByteTokenizer()
@@ -67,20 +68,8 @@ def run():
                 outcomes[:] = [x for x in collection.outcomes if x is not None]
                 return collector.observe(state, collection)
 
-        batch = collect(
-            Noted(),
-            (),
-            KEY,
-            backend,
-            QUESTIONS,
-            next_places=range,
-            num_groups=P,
-            group_size=G,
-            step=0,
-            version=3,
-            limits=Limits(ENCODER, T, 259),
-            pad_id=258,
-        )
+        options = {"state": (), "version": 3, "limits": Limits(ENCODER, T, 259), "pad_id": 258}
+        batch = collected(Noted(), backend, questions=QUESTIONS, groups=(P, G), key=KEY, **options)
         return batch, outcomes
 
     return run
