@@ -239,14 +239,16 @@ def test_bad_options_are_named(tiny, options, message):
         ({}, [[1], []], N, "prompt 1 is empty"),
         ({}, [[1], [259]], N, "prompt 1 holds token 259"),
         ({}, [[1] * 251], N, "prompt 0 has 251 tokens, but .* room for 250"),
-        ({"mesh": {"data": 8}}, ALIKE, 6, "6 rows of members cannot be spread over"),
+        ({"shared_prefix_len": 2, "mesh": {"data": 8}}, ALIKE, 6, "6 rows of members cannot be"),
     ],
 )
 def test_bad_inputs_are_named(tiny, noise, options, prompts, count, message):
     if "mesh" in options:
         options = {**options, "mesh": make_mesh(**options["mesh"])}
     sample = make_population_sampler(tiny[0], **STOPS, **options)
-    deltas = None if count is None else noise(count=count)[0]
+    deltas = None
+    if count is not None:
+        deltas = jax.tree.map(lambda x: x[:count], noise(others="full")[0])
     with pytest.raises(ValueError, match=message):
         sample(tiny[1], deltas, KEY, prompts)
 
@@ -256,7 +258,7 @@ def test_bad_inputs_are_named(tiny, noise, options, prompts, count, message):
 def test_deltas_of_unequal_numbers_of_members(tiny, noise, part, share):
     """Factors of some modules, or scales, are half as many as those of the others."""
     sample = make_population_sampler(tiny[0], **STOPS)
-    deltas = jax.tree.map(lambda x: x, noise(share_pairs=share)[0])
+    deltas = jax.tree.map(lambda x: x, noise(others="full", share_pairs=share)[0])
     module = deltas["layers"]["0"]["mlp"]
     up = list(module["up"])
     up[part] = [x[: len(x) // 2] for x in up[part]]
