@@ -104,9 +104,8 @@ def test_an_adapter_in_bfloat16_keeps_its_dtype():
     def hidden(model, scale):
         return jax.jit(lambda x: score_hidden(model, params, *batch(), delta=x))(delta(scale))
 
-    wanted = hidden(model, 0.5)
     for scale in (0.5, jnp.float32(0.5)):
-        found = hidden(scanned, scale)
+        wanted, found = hidden(model, scale), hidden(scanned, scale)
         assert found.dtype == wanted.dtype == jnp.bfloat16
         np.testing.assert_array_equal(found.astype(jnp.float32), wanted.astype(jnp.float32))
     first = delta(0.5)
