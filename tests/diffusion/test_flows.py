@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 from jaxrl_llm import advantages, diffusion, preferences, surrogates
 from jaxrl_llm.core import masking
@@ -373,41 +374,47 @@ def test_trees_of_latents():
     np.testing.assert_allclose(credit[1:].reshape(3, 4), np.tile(one, (3, 1)), rtol=1e-5)
 
 
-def test_bad_input():
-    x, v, _, eps = sample()
-    with pytest.raises(ValueError, match="give either eps"):
-        diffusion.flow_sde_step(x, v, 0.8, 0.6, sigma_1=0.9)
-    with pytest.raises(ValueError, match="noise must be above 0"):
-        diffusion.flow_sde_step(x, v, 0.8, 0.6, sigma_1=0.9, noise=0.0, eps=eps)
-    with pytest.raises(ValueError, match=r"sigma_next 0.8 must be below sigma 0.6"):
-        diffusion.flow_sde_step(x, v, 0.6, 0.8, sigma_1=0.9, eps=eps)
-    with pytest.raises(ValueError, match="sigma must have shape"):
-        diffusion.flow_sde_step(x, v, jnp.ones(3), 0.5, sigma_1=0.9, eps=eps)
-    with pytest.raises(ValueError, match="has no effect without eps"):
-        diffusion.branch_sde_step(x, v, 0.8, 0.6, noise_scale=4.0, x_next=x)
-    with pytest.raises(ValueError, match="reduce must be one of"):
-        diffusion.latent_kl(x, v, 1.0, reduce="max")
-    with pytest.raises(ValueError, match="splits must be ascending"):
-        diffusion.flow_tree(3, (0, 3))
-    with pytest.raises(ValueError, match="children must be at least 2"):
-        diffusion.flow_tree(3, (0,), children=1)
-    with pytest.raises(ValueError, match="text must have 0 axes"):
-        diffusion.joint_loss(jnp.ones(2), jnp.ones(2), jnp.ones(2), gamma=0.1)
-    mask = jnp.ones((3, 2), bool)
-    with pytest.raises(ValueError, match="reduce must be one of"):
-        diffusion.flow_mse(x, v, mask, reduce="max")
-    level, A = jnp.full((3, 2), 0.5), jnp.zeros(3)
-    with pytest.raises(ValueError, match="diffusion_nft: beta must be above 0"):
-        nft(x, v, v, level, A, beta=0.0)
-    with pytest.raises(ValueError, match="diffusion_nft: bound must be above 0"):
-        nft(x, v, v, level, A, bound=0.0)
-    with pytest.raises(ValueError, match="diffusion_nft: .*ref_velocity"):
-        nft(x, v[:2], v, level, A)
-    with pytest.raises(ValueError, match="diffusion_nft: velocity must have shape"):
-        nft(x, v, v, level[:2], A[:2])
-    with pytest.raises(ValueError, match="diffusion_nft: .*level"):
-        nft(x, v, v, level[0], A, mask)
-    with pytest.raises(ValueError, match="diffusion_nft: advantages must have the shape"):
-        nft(x, v, v, level, jnp.zeros(2))
+X, V, _, EPS = sample()
+LEVEL, NONE, ALL = jnp.full((3, 2), 0.5), jnp.zeros(3), jnp.ones((3, 2), bool)
+TWO = jnp.ones(2)
+
+
+def wrong_step(sigma=0.8, sigma_next=0.6, v=V, **options):
+    given = options or {"eps": EPS}
+    return lambda: diffusion.flow_sde_step(X, v, sigma, sigma_next, **{"sigma_1": 0.9} | given)
+
+
+@for_each(
+    ("call", "words"),
+    [
+        (wrong_step(sigma_1=0.9), "give either eps"),
+        (wrong_step(noise=0.0, eps=EPS), "noise must be above 0"),
+        (wrong_step(0.6, 0.8), r"sigma_next 0.8 must be below sigma 0.6"),
+        (wrong_step(sigma_next=-0.1), "sigma_next must be in"),
+        (wrong_step(jnp.ones(3), 0.5), "sigma must have shape"),
+        (wrong_step(v=V[:2]), "these must have the same shape"),
+        (
+            lambda: diffusion.branch_sde_step(X, V, 0.8, 0.6, noise_scale=4.0, x_next=X),
+            "has no effect without eps",
+        ),
+        (lambda: diffusion.latent_kl(X, V, 1.0, reduce="max"), "reduce must be one of"),
+        (lambda: diffusion.flow_tree(3, (0, 3)), "splits must be ascending"),
+        (lambda: diffusion.flow_tree(3, (0,), children=1), "children must be at least 2"),
+        (lambda: diffusion.joint_loss(TWO, TWO, TWO, gamma=0.1), "text must have 0 axes"),
+        (lambda: diffusion.flow_mse(X, V, ALL, reduce="max"), "reduce must be one of"),
+        (lambda: nft(X, V, V, LEVEL, NONE, beta=0.0), "diffusion_nft: beta must be above 0"),
+        (lambda: nft(X, V, V, LEVEL, NONE, bound=0.0), "diffusion_nft: bound must be above 0"),
+        (lambda: nft(X, V[:2], V, LEVEL, NONE), "diffusion_nft: .*ref_velocity"),
+        (lambda: nft(X, V, V, LEVEL[:2], NONE[:2]), "diffusion_nft: velocity must have shape"),
+        (lambda: nft(X, V, V, LEVEL[0], NONE, ALL), "diffusion_nft: .*level"),
+        (lambda: nft(X, V, V, LEVEL, TWO), "diffusion_nft: advantages must have the shape"),
+    ],
+)
+def test_bad_values(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_mask_that_is_not_bool():
     with pytest.raises(TypeError, match="diffusion_nft: mask must be bool"):
-        nft(x, v, v, level, A, mask.astype(int))
+        nft(X, V, V, LEVEL, NONE, ALL.astype(int))

@@ -131,6 +131,8 @@ def test_quadrature_integrates_polynomials():
 def test_bad_input():
     with pytest.raises(TypeError, match="mask_tokens: key must be one typed key"):
         diffusion.mask_tokens(jnp.zeros(2, jnp.uint32), VALID, 0.5)
+    with pytest.raises(TypeError, match="mask_blocks: key must be one typed key"):
+        diffusion.mask_blocks(jnp.zeros(2, jnp.uint32), VALID, block=2, samples=1)
     with pytest.raises(TypeError, match="valid must be bool"):
         diffusion.mask_tokens(KEY, VALID.astype(int), 0.5)
     with pytest.raises(ValueError, match="t must be in"):
