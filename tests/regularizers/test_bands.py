@@ -30,15 +30,15 @@ def test_worked_penalties(form, penalty):
     np.testing.assert_allclose(none, bonus, rtol=1e-6)
 
 
-def test_the_released_penalty_has_no_gradient_and_the_hinge_has():
+def test_penalties():
+    # The released penalty has no gradient and the hinge has.
     def slope(form):
         return jax.grad(lambda h: reg.entropy_band(h, MASK, form=form, **BAND).sum())(ENTROPY)
 
     np.testing.assert_allclose(slope("indicator"), -np.ones(3))
     np.testing.assert_allclose(slope("hinge"), [-1.1, -1.0, -0.9], rtol=1e-5)
 
-
-def test_penalties_begin_at_a_turn_and_need_a_history():
+    # Penalties begin at a turn and need a history.
     turns, history = jnp.array([0, 1, 2]), jnp.array([1.0, 0.0, 1.0])
     options = BAND | {"turn_ids": turns, "history": history}
     far = jnp.full(3, 9.0)
@@ -48,6 +48,21 @@ def test_penalties_begin_at_a_turn_and_need_a_history():
     np.testing.assert_allclose(late + far, [0.0, 0.0, 0.1], atol=1e-5)
     outside = reg.entropy_band(far, MASK, form="indicator", **BAND | {"turn_ids": turns + 5})
     np.testing.assert_allclose(outside, -far)
+
+    # Without turns the band is that of one turn.
+    turns = jnp.zeros_like(BAND["turn_ids"])
+    options = {name: x for name, x in BAND.items() if name not in ("turn_ids", "history")}
+    one = reg.entropy_band(
+        ENTROPY, MASK, turn_ids=turns, history=jnp.array([0.7]), form="hinge", **options
+    )
+    history = jnp.full((1,) * ENTROPY.ndim, 0.7)
+    np.testing.assert_array_equal(
+        reg.entropy_band(ENTROPY, MASK, history=history, form="hinge", **options), one
+    )
+    with pytest.raises(ValueError, match="from_turn=1 has no effect without turn_ids"):
+        reg.entropy_band(ENTROPY, MASK, history=history, from_turn=1)
+    with pytest.raises(ValueError, match=r"history must .* token loss \(3,\); got \(7, 3\)"):
+        reg.entropy_band(ENTROPY, MASK, history=jnp.ones((7, *ENTROPY.shape)))
 
 
 @for_each("junk", [jnp.nan, jnp.inf, -jnp.inf, 1e4])
@@ -62,7 +77,8 @@ def test_masked_tokens_are_not_read(junk):
     assert state.mean.tolist() == [1.0, 3.0] and state.steps.tolist() == [1.0, 1.0]
 
 
-def test_a_history_is_the_mean_over_the_steps_in_which_a_turn_occurred():
+def test_histories():
+    # A history is the mean over the steps in which a turn occurred.
     state = reg.entropy_history_init(turns=3)
     for entropy, turns in (
         ([1.0, 3.0, 8.0], [0, 0, 1]),
@@ -75,8 +91,7 @@ def test_a_history_is_the_mean_over_the_steps_in_which_a_turn_occurred():
     np.testing.assert_allclose(state.mean, [3.0, 7.0, 0.0])
     assert state.steps.tolist() == [2.0, 2.0, 0.0]
 
-
-def test_a_turn_of_more_tokens_than_float32_counts():
+    # A turn of more tokens than float32 counts.
     shape = (5120, 4096)  # the first 2^24 tokens of entropy 0
     entropy = jnp.broadcast_to((jnp.arange(5120) >= 4096).astype(jnp.float32)[:, None], shape)
     state = reg.entropy_history_init(turns=1)
@@ -88,38 +103,7 @@ def test_a_turn_of_more_tokens_than_float32_counts():
     after = reg.entropy_history_update(state, empty, empty > 0, turn_ids=empty.astype(int))
     assert after.steps.tolist() == [1.0]
 
-
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: reg.entropy_band(ENTROPY, MASK, **BAND | {"low": 2.0}),
-            ValueError,
-            "entropy_band: low must not be above high; got 2 and 1.5",
-        ),
-        (
-            lambda: reg.entropy_band(ENTROPY, MASK, form="hnge", **BAND),
-            ValueError,
-            "entropy_band: form must be one of .*Did you mean 'hinge'",
-        ),
-        (
-            lambda: reg.entropy_band(ENTROPY, MASK, **BAND | {"turn_ids": 1.0 * TURNS}),
-            TypeError,
-            "entropy_band: turn_ids must hold integers",
-        ),
-        (
-            lambda: reg.entropy_history_init(turns=0),
-            ValueError,
-            "entropy_history_init: turns must be above 0; got 0",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
-
-
-def test_a_history_of_one_turn_is_a_controller():
+    # A history of one turn is a controller.
     history = reg.entropy_history()
     state, mask = history.init(), jnp.array([[[True, True, False]], [[True, False, False]]])
     values = []
@@ -137,8 +121,7 @@ def test_a_history_of_one_turn_is_a_controller():
         )
         np.testing.assert_allclose(value, after, rtol=1e-6)
 
-
-def test_each_turn_has_a_history_of_the_steps_in_which_it_occurred():
+    # Each turn has a history of the steps in which it occurred.
     history = reg.entropy_history(turns=2)
     state, mask = history.init(), jnp.array([[[True, False, True, True]]])
     entropy = jnp.array([[[1.0, jnp.nan, 3.0, 5.0]]])
@@ -157,20 +140,30 @@ def test_each_turn_has_a_history_of_the_steps_in_which_it_occurred():
         reg.entropy_history(turns=0)
 
 
-def test_without_turns_the_band_is_that_of_one_turn():
-    turns = jnp.zeros_like(BAND["turn_ids"])
-    options = {name: x for name, x in BAND.items() if name not in ("turn_ids", "history")}
-    one = reg.entropy_band(
-        ENTROPY, MASK, turn_ids=turns, history=jnp.array([0.7]), form="hinge", **options
-    )
-    history = jnp.full((1,) * ENTROPY.ndim, 0.7)
-    np.testing.assert_array_equal(
-        reg.entropy_band(ENTROPY, MASK, history=history, form="hinge", **options), one
-    )
-    with pytest.raises(ValueError, match="from_turn=1 has no effect without turn_ids"):
-        reg.entropy_band(ENTROPY, MASK, history=history, from_turn=1)
-    with pytest.raises(ValueError, match=r"history must .* token loss \(3,\); got \(7, 3\)"):
-        reg.entropy_band(ENTROPY, MASK, history=jnp.ones((7, *ENTROPY.shape)))
+BAD = {
+    ValueError: {
+        "entropy_band: low must not be above high; got 2 and 1.5": lambda: reg.entropy_band(
+            ENTROPY, MASK, **BAND | {"low": 2.0}
+        ),
+        "entropy_band: form must be one of .*Did you mean 'hinge'": lambda: reg.entropy_band(
+            ENTROPY, MASK, form="hnge", **BAND
+        ),
+        "entropy_history_init: turns must be above 0; got 0": lambda: reg.entropy_history_init(
+            turns=0
+        ),
+    },
+    TypeError: {
+        "entropy_band: turn_ids must hold integers": lambda: reg.entropy_band(
+            ENTROPY, MASK, **BAND | {"turn_ids": 1.0 * TURNS}
+        ),
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
 
 
 @for_each("shape", [(3,), (1,), (3, 1), (2, 3, 3)])

@@ -4,17 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-import jaxrl_llm as jr
-from jaxrl_llm.core import call_with
-from jaxrl_llm.regularizers import (
+from compiled_regularizers import (
     adaptive_entropy,
     adaptive_kl,
     adaptive_kl_update,
     entropy_controller,
     fixed,
 )
+from rows import for_each
+
+import jaxrl_llm as jr
+from jaxrl_llm.core import call_with
 
 REWARDS = jnp.zeros((2, 2))
 MASK = jnp.array([[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [0, 0, 0]]], bool)
@@ -48,13 +48,26 @@ def run(controller, contexts):
     return values, state
 
 
-def test_worked_numbers():
+def test_the_kl_controller():
+    # Worked numbers.
     coef = adaptive_kl_update(0.1, 0.02, target=0.01, samples=64, horizon=1000.0)
     np.testing.assert_allclose(coef, 0.10128, rtol=1e-6)
     same = adaptive_kl_update(0.1, 0.01, target=0.01, samples=64, horizon=1000.0)
     np.testing.assert_allclose(same, 0.1, rtol=1e-6)
     none = adaptive_kl_update(1.0, 0.0, target=0.01, samples=64, horizon=1000.0)
     np.testing.assert_allclose(none, 1 - 0.2 * 0.064, rtol=1e-6)
+
+    # Sequences count alike whatever their length.
+    c = context(0.0)
+    # 0.3 at the three tokens of one sequence, 0.9 at the only one of the other: the mean is 0.6.
+    c["old_logp"] = c["ref_logp"] + jnp.array([[[0.3] * 3, [0.9, 5, 5]], [[5.0] * 3] * 2])
+    _, state = run(adaptive_kl(initial=1.0, target=0.6, horizon=2.0), [c])
+    np.testing.assert_allclose(state, 1.0, rtol=1e-5)
+
+    # An estimator that is never negative.
+    controller = adaptive_kl(initial=1.0, target=0.125, horizon=2.0, estimator="k2")
+    _, state = run(controller, [context(-0.5)])
+    np.testing.assert_allclose(state, 1.0, rtol=1e-5)
 
 
 @for_each("kl", [0.0, 0.09, 0.1, 0.11, 5.0])
@@ -93,20 +106,6 @@ def test_the_gain_of_a_batch(horizon, after):
     np.testing.assert_allclose(same, 1e-3, rtol=1e-6)
 
 
-def test_sequences_count_alike_whatever_their_length():
-    c = context(0.0)
-    # 0.3 at the three tokens of one sequence, 0.9 at the only one of the other: the mean is 0.6.
-    c["old_logp"] = c["ref_logp"] + jnp.array([[[0.3] * 3, [0.9, 5, 5]], [[5.0] * 3] * 2])
-    _, state = run(adaptive_kl(initial=1.0, target=0.6, horizon=2.0), [c])
-    np.testing.assert_allclose(state, 1.0, rtol=1e-5)
-
-
-def test_an_estimator_that_is_never_negative():
-    controller = adaptive_kl(initial=1.0, target=0.125, horizon=2.0, estimator="k2")
-    _, state = run(controller, [context(-0.5)])
-    np.testing.assert_allclose(state, 1.0, rtol=1e-5)
-
-
 @for_each("junk", [0.0, np.nan])
 def test_the_entropy_controller_follows_its_function(junk):
     controller = adaptive_entropy(initial=0.01, target=0.2, delta=0.005, high=0.02)
@@ -120,19 +119,18 @@ def test_the_entropy_controller_follows_its_function(junk):
     assert values[3] == 0.0
 
 
-def test_a_batch_without_a_token_changes_nothing():
+def test_what_changes_nothing():
+    # A batch without a token changes nothing.
     for controller in (adaptive_entropy(initial=0.01), adaptive_kl(initial=0.1)):
         c = context(0.0) | {"mask": jnp.zeros_like(MASK)}
         _, state = run(controller, [c])
         np.testing.assert_array_equal(state, controller.init())
 
-
-def test_a_fixed_coefficient():
+    # A fixed coefficient.
     values, _ = run(fixed(0.25), [context(1.0), context(9.0)])
     assert values == [0.25, 0.25]
 
-
-def test_controllers_compare_by_value():
+    # Controllers compare by value.
     for make, options in ((adaptive_kl, {"target": 0.3}), (adaptive_entropy, {"delta": 0.01})):
         assert make(**options) == make(**options) != make()
         assert hash(make()) == hash(make())

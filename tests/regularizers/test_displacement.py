@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_regularizers import chunk_ids_from_mask, imitation, llds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
-
-from jaxrl_llm.regularizers import chunk_ids_from_mask, imitation, llds
 
 OLD, NEW = np.array([[-1.0, -0.5, -2.0, -1.0]]), np.array([[-1.5, -0.4, -2.1, -0.4]])
 CHUNKS, ALL = jnp.array([[1, 1, 2, 2]]), jnp.ones((1, 4), bool)
@@ -30,6 +29,7 @@ def reference(logp, old, mask, advantages, chunks, level, coef):
 
 
 def test_worked_numbers():
+    # Worked numbers.
     zero = jnp.zeros(1)
     loss = llds(NEW, OLD, ALL, zero, chunk_ids=CHUNKS, coef=1.0)
     np.testing.assert_allclose(loss, [[0.5, 0, 0, 0]], rtol=1e-6)
@@ -39,10 +39,24 @@ def test_worked_numbers():
     assert not np.any(llds(NEW + 3.0, OLD, ALL, zero, chunk_ids=CHUNKS))
     np.testing.assert_allclose(llds(NEW, OLD, ALL, zero, chunk_ids=CHUNKS), 0.1 * loss)
 
-
-def test_gradient_is_minus_the_coefficient_where_active():
+    # Gradient is minus the coefficient where active.
     gradient = jax.grad(lambda x: llds(x, OLD, ALL, jnp.zeros(1), chunk_ids=CHUNKS, coef=0.2).sum())
     np.testing.assert_allclose(gradient(jnp.asarray(NEW)), [[-0.2, 0, 0, 0]], rtol=1e-6)
+
+    # Nothing before the policy has moved.
+    for old in (None, NEW):
+        loss = lambda x, old=old: llds(x, old, ALL, jnp.zeros(1)).sum()  # noqa: E731
+        value, gradient = jax.value_and_grad(loss)(jnp.asarray(NEW))
+        assert value == 0 and not np.any(gradient)
+
+    # Rounding is no loss.
+    old = jnp.zeros((1, 2))
+    logp = jnp.array([[-5e-5, -2e-4]])
+    mask, advantages = jnp.ones((1, 2), bool), jnp.ones(1)
+    loss = lambda x, **options: llds(x, old, mask, advantages, coef=1.0, **options).sum()  # noqa: E731
+    np.testing.assert_array_equal(jax.grad(loss)(logp), [[0.0, -1.0]])
+    exact = jax.grad(lambda x: loss(x, tolerance=0.0))
+    np.testing.assert_array_equal(exact(logp), [[-1.0, -1.0]])
 
 
 @for_each("level", ["action", "response"])
@@ -64,24 +78,8 @@ def test_against_float64(level, seed):
     np.testing.assert_array_equal(llds(logp, old, mask, per_token, level=level, coef=0.7), out)
 
 
-def test_nothing_before_the_policy_has_moved():
-    for old in (None, NEW):
-        loss = lambda x, old=old: llds(x, old, ALL, jnp.zeros(1)).sum()  # noqa: E731
-        value, gradient = jax.value_and_grad(loss)(jnp.asarray(NEW))
-        assert value == 0 and not np.any(gradient)
-
-
-def test_rounding_is_no_loss():
-    old = jnp.zeros((1, 2))
-    logp = jnp.array([[-5e-5, -2e-4]])
-    mask, advantages = jnp.ones((1, 2), bool), jnp.ones(1)
-    loss = lambda x, **options: llds(x, old, mask, advantages, coef=1.0, **options).sum()  # noqa: E731
-    np.testing.assert_array_equal(jax.grad(loss)(logp), [[0.0, -1.0]])
-    exact = jax.grad(lambda x: loss(x, tolerance=0.0))
-    np.testing.assert_array_equal(exact(logp), [[-1.0, -1.0]])
-
-
-def test_one_action_is_the_response():
+def test_actions_and_answers():
+    # One action is the response.
     rng = np.random.default_rng(5)
     old, logp = (rng.normal(-1, 0.5, (4, 6)).astype(np.float32) for _ in range(2))
     mask, advantages = np.ones((4, 6), bool), np.ones(4, np.float32)
@@ -89,13 +87,21 @@ def test_one_action_is_the_response():
         llds(logp, old, mask, advantages), llds(logp, old, mask, advantages, level="response")
     )
 
-
-def test_answers_can_be_left_out_of_sums_and_penalty():
+    # Answers can be left out of sums and penalty.
     old, logp = jnp.zeros((1, 3)), jnp.array([[-0.2, 0.5, -1.0]])
     mask, advantages = jnp.ones((1, 3), bool), jnp.ones(1)
     np.testing.assert_allclose(llds(logp, old, mask, advantages, coef=1.0), [[0.2, 0, 1.0]])
     answer = jnp.array([[False, False, True]])
     assert not np.any(llds(logp, old, mask, advantages, coef=1.0, answer_tokens=answer))
+
+    # A coefficient of zero turns a term off at impossible tokens too.
+    logp, mask = jnp.array([[-jnp.inf, -1.0]]), jnp.ones((1, 2), bool)
+    for term in (
+        lambda x: llds(x, jnp.zeros((1, 2)), mask, jnp.zeros(1), coef=0.0),
+        lambda x: imitation(x, mask, imitated=jnp.array([True]), coef=0.0),
+    ):
+        assert not np.any(term(logp))
+        assert not np.any(jax.grad(lambda x, f=term: f(x).sum())(logp))
 
 
 @for_each("junk", [1e4, np.nan, np.inf, -np.inf])
@@ -117,16 +123,6 @@ def test_masked_cells_are_never_read(junk, level):
         jnp.where(mask.any(-1), advantages, junk),
     )
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
-
-
-def test_a_coefficient_of_zero_turns_a_term_off_at_impossible_tokens_too():
-    logp, mask = jnp.array([[-jnp.inf, -1.0]]), jnp.ones((1, 2), bool)
-    for term in (
-        lambda x: llds(x, jnp.zeros((1, 2)), mask, jnp.zeros(1), coef=0.0),
-        lambda x: imitation(x, mask, imitated=jnp.array([True]), coef=0.0),
-    ):
-        assert not np.any(term(logp))
-        assert not np.any(jax.grad(lambda x, f=term: f(x).sum())(logp))
 
 
 @quick
@@ -162,9 +158,8 @@ def test_constants_bfloat16_and_no_tokens():
 ZERO = jnp.zeros(1)
 
 
-@for_each(
-    ("message", "call"),
-    {
+BAD = {
+    ValueError: {
         "llds: chunk_ids has no effect with level='response'": lambda: llds(
             NEW, OLD, ALL, ZERO, chunk_ids=CHUNKS, level="response"
         ),
@@ -175,16 +170,8 @@ ZERO = jnp.zeros(1)
         "llds: tolerance must not be negative": lambda: llds(NEW, OLD, ALL, ZERO, tolerance=-0.1),
         r"llds: .*chunk_ids \(1, 3\)": lambda: llds(NEW, OLD, ALL, ZERO, chunk_ids=CHUNKS[:, :3]),
         r"llds: .*old_logp \(1, 3\)": lambda: llds(NEW, OLD[:, :3], ALL, ZERO),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@for_each(
-    ("message", "call"),
-    {
+    },
+    TypeError: {
         "llds: chunk_ids must hold integers": lambda: llds(
             NEW, OLD, ALL, ZERO, chunk_ids=jnp.ones((1, 4))
         ),
@@ -193,8 +180,11 @@ def test_bad_values_are_named(message, call):
             NEW, OLD, ALL, ZERO, answer_tokens=jnp.ones((1, 4))
         ),
         "chunk_ids_from_mask: mask must be bool": lambda: chunk_ids_from_mask(jnp.ones(3)),
-    }.items(),
-)
-def test_bad_types_are_named(message, call):
-    with pytest.raises(TypeError, match=message):
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
+    with pytest.raises(error, match=words):
         call()

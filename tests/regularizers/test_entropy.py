@@ -2,9 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_regularizers import entropy_bonus, entropy_controller, entropy_from_logits
 from rows import for_each
-
-from jaxrl_llm.regularizers import entropy_bonus, entropy_controller, entropy_from_logits
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (3, 7)).astype(np.float32)
 
@@ -31,7 +30,8 @@ def test_value_and_gradient_match_float64(offset):
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_tokens_of_no_probability_count_as_nothing():
+def test_entropies():
+    # Tokens of no probability count as nothing.
     cut = np.where(np.arange(7) < 4, LOGITS, -np.inf).astype(np.float32)
     both = jax.value_and_grad(lambda x: entropy_from_logits(x).sum())
     value, gradient = both(jnp.asarray(cut))
@@ -43,8 +43,7 @@ def test_tokens_of_no_probability_count_as_nothing():
     assert entropy_from_logits(certain) == 0
     assert not np.any(jax.grad(entropy_from_logits)(certain))
 
-
-def test_bfloat16_logits_give_float32():
+    # Bfloat16 logits give float32.
     low = jnp.asarray(LOGITS, jnp.bfloat16)
     out = entropy_from_logits(low)
     assert out.dtype == jnp.float32
@@ -52,7 +51,8 @@ def test_bfloat16_logits_give_float32():
     np.testing.assert_allclose(jax.jit(entropy_from_logits)(LOGITS), entropy_from_logits(LOGITS))
 
 
-def test_bonus_rewards_entropy():
+def test_the_bonus():
+    # Bonus rewards entropy.
     entropy, mask = jnp.array([[2.0, 0.5], [1.0, 3.0]]), jnp.array([[True, True], [True, False]])
     bonus = lambda x, **o: entropy_bonus(x, mask, **o)  # noqa: E731
     np.testing.assert_array_equal(bonus(entropy, coef=0.5), [[-1.0, -0.25], [-0.5, 0.0]])
@@ -64,9 +64,7 @@ def test_bonus_rewards_entropy():
     assert not np.any(gradient)
     assert bonus(entropy.astype(jnp.bfloat16)).dtype == jnp.float32
 
-
-def test_a_bonus_ends_at_its_cap():
-    """Above it, a token is neither rewarded further nor pushed."""
+    # A bonus ends at its cap. Above it, a token is neither rewarded further nor pushed.
     bonus = lambda x: entropy_bonus(x, jnp.ones(3, bool), coef=0.5, cap=1.0)  # noqa: E731
     entropy = jnp.array([0.25, 0.75, 4.0])
     np.testing.assert_array_equal(bonus(entropy), [-0.125, -0.375, -0.5])
@@ -86,9 +84,8 @@ def test_masked_cells_are_never_read(junk, cap):
 MASK = jnp.ones(3, bool)
 
 
-@for_each(
-    ("message", "call"),
-    {
+BAD = {
+    ValueError: {
         r"entropy_bonus: .*entropy \(2,\).*mask \(3,\)": lambda: entropy_bonus(jnp.ones(2), MASK),
         "entropy_bonus: entropy is None": lambda: entropy_bonus(None, MASK),
         "entropy_bonus: coef must not be negative; got -0.1": lambda: entropy_bonus(
@@ -100,29 +97,25 @@ MASK = jnp.ones(3, bool)
         r"entropy_from_logits: logits must have at least 1": lambda: entropy_from_logits(
             jnp.float32(1.0)
         ),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@for_each(
-    ("message", "call"),
-    {
+    },
+    TypeError: {
         "entropy_bonus: mask must be a bool array.*None": lambda: entropy_bonus(jnp.ones(3), None),
         "entropy_bonus: mask must be bool": lambda: entropy_bonus(jnp.ones(3), jnp.ones(3)),
         "entropy_from_logits: logits must be floating": lambda: entropy_from_logits(
             jnp.ones(3, int)
         ),
-    }.items(),
-)
-def test_bad_types_are_named(message, call):
-    with pytest.raises(TypeError, match=message):
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
+    with pytest.raises(error, match=words):
         call()
 
 
-def test_the_controller_below_and_above_its_target():
+def test_the_controller():
+    # The controller below and above its target.
     control = entropy_controller(0.01, 0.1, target=0.2, delta=0.005)
     np.testing.assert_allclose(control, [0.015, 0.01], rtol=1e-6)
     control = entropy_controller(0.01, 0.3, target=0.2, delta=0.005)
@@ -130,8 +123,7 @@ def test_the_controller_below_and_above_its_target():
     # At the target itself the bonus is on.
     assert float(entropy_controller(0.01, 0.25, target=0.25).applied) > 0
 
-
-def test_the_controller_stays_within_its_bounds_and_is_compiled_once():
+    # The controller stays within its bounds and is compiled once.
     traces = []
 
     @jax.jit

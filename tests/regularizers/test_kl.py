@@ -5,10 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-from jaxrl_llm import regularizers
-from jaxrl_llm.regularizers import (
+from compiled_regularizers import (
     k1,
     k2,
     k3,
@@ -20,6 +17,9 @@ from jaxrl_llm.regularizers import (
     remix_lambda,
     remix_schedule,
 )
+from rows import for_each
+
+from jaxrl_llm import regularizers
 
 P = np.array([0.5, 0.3, 0.2])
 R = np.array([0.4, 0.4, 0.2])
@@ -84,12 +84,17 @@ def test_equal_policies_have_no_gradient(estimator):
     np.testing.assert_array_equal(gradient, [0.0, 0.0])
 
 
-def test_the_numbers_above_are_those_of_the_divergences():
+def test_expected_gradients():
+    # The numbers above are those of the divergences.
     np.testing.assert_allclose(np.sum(P * np.log(P / R)), KL, atol=5e-8)
     kl = lambda x: jnp.sum(jax.nn.softmax(x) * (jax.nn.log_softmax(x) - jnp.log(R)))  # noqa: E731
     np.testing.assert_allclose(jax.grad(kl)(jnp.log(P)), TRUE_GRADIENT, atol=1e-6)
     other = lambda x: -jnp.sum(R * jax.nn.log_softmax(x))  # noqa: E731
     np.testing.assert_allclose(jax.grad(other)(jnp.log(P)), [0.1, -0.1, 0.0], atol=1e-6)
+
+    # Correction would not mend k2.
+    _, gradient = expected(lambda x, ref: jnp.exp(x - jax.lax.stop_gradient(x)) * k2(x, ref))
+    np.testing.assert_allclose(gradient, [0.09896, -0.08893, -0.01003], atol=6e-6)
 
 
 @for_each("estimator", ["k1", "k3"])
@@ -100,11 +105,6 @@ def test_corrected_estimate_has_the_exact_expected_gradient(estimator):
     )
     np.testing.assert_allclose(value, KL, atol=2e-7)
     np.testing.assert_allclose(gradient, TRUE_GRADIENT, atol=1e-6)
-
-
-def test_correction_would_not_mend_k2():
-    _, gradient = expected(lambda x, ref: jnp.exp(x - jax.lax.stop_gradient(x)) * k2(x, ref))
-    np.testing.assert_allclose(gradient, [0.09896, -0.08893, -0.01003], atol=6e-6)
 
 
 @for_each("estimator", ["k1", "k3"])
@@ -161,12 +161,44 @@ def test_the_cap_of_the_corrected_estimate_is_on_the_product(estimator, ratio, v
         kl_unbiased(logp, old, ref, jnp.ones(1, bool), cap=0.0)
 
 
-def test_plain_estimators_are_those_of_kl_token():
+def test_estimators():
+    # Plain estimators are those of kl token.
     logp, ref = make()
     for name, function in (("k1", k1), ("k2", k2), ("k3", k3)):
         for mask in (MASK, None):
             token = kl_token(logp, ref, mask, estimator=name)
             np.testing.assert_array_equal(function(logp, ref, mask), token)
+
+    # Differences are clamped.
+    far = jnp.array([-1e4, 1e4])
+    for estimator, expected_values in (("k1", [-20, 20]), ("abs", [20, 20]), ("k2", [200, 200])):
+        token = lambda x, e=estimator: kl_token(x, jnp.zeros(2), None, estimator=e)  # noqa: E731
+        np.testing.assert_array_equal(token(far), expected_values)
+        assert not np.any(jax.grad(lambda x, t=token: t(x).sum())(far))
+    np.testing.assert_allclose(k3(far, jnp.zeros(2)), [np.exp(20.0) - 21, 19.0], rtol=1e-6)
+
+    # Cap bounds k3 with no gradient beyond.
+    logp, ref = jnp.array([-4.0, -1.0]), jnp.array([-1.0, -1.5])  # k3 = 16.1 and 0.107
+    capped = lambda x, e: kl_token(x, ref, None, estimator=e, cap=10.0)  # noqa: E731
+    free = kl_token(logp, ref, None, estimator="k3")
+    for estimator in ("k3", "k3+"):
+        np.testing.assert_array_equal(capped(logp, estimator), [10.0, free[1]])
+    gradient = jax.grad(lambda x: capped(x, "k3").sum())(logp)
+    np.testing.assert_allclose(gradient, [0.0, 1 - np.exp(-0.5)], rtol=1e-5)
+    gradient = jax.grad(lambda x: capped(x, "k3+").sum())(logp)
+    np.testing.assert_allclose(gradient, [-3.0, 0.5], rtol=1e-6)
+
+    # Penalty is coef times the estimate.
+    logp, ref = make()
+    for estimator in ALL:
+        kl = kl_token(logp, ref, MASK, estimator=estimator)
+        term = kl_to_reference(logp, ref, MASK, estimator=estimator, coef=0.25)
+        np.testing.assert_array_equal(term, 0.25 * kl)
+    default = kl_to_reference(logp, ref, MASK)
+    np.testing.assert_allclose(default, 1e-3 * k3(logp, ref, MASK), rtol=1e-6)
+    assert not np.any(kl_to_reference(logp, ref, MASK, coef=0.0))
+    capped = kl_to_reference(logp, ref, MASK, coef=1.0, cap=0.01)
+    np.testing.assert_array_equal(capped, np.minimum(k3(logp, ref, MASK), np.float32(0.01)))
 
 
 @for_each("estimator", ALL)
@@ -184,40 +216,6 @@ def test_k3_is_accurate_and_never_negative_for_small_differences(scale):
     np.testing.assert_allclose(value, np.expm1(-d64) + d64, rtol=2e-5, atol=1e-20)
     np.testing.assert_allclose(slope, -np.expm1(-d64), rtol=1e-4, atol=1e-20)
     assert np.all(k2(d, np.zeros_like(d)) >= 0)
-
-
-def test_differences_are_clamped():
-    far = jnp.array([-1e4, 1e4])
-    for estimator, expected_values in (("k1", [-20, 20]), ("abs", [20, 20]), ("k2", [200, 200])):
-        token = lambda x, e=estimator: kl_token(x, jnp.zeros(2), None, estimator=e)  # noqa: E731
-        np.testing.assert_array_equal(token(far), expected_values)
-        assert not np.any(jax.grad(lambda x, t=token: t(x).sum())(far))
-    np.testing.assert_allclose(k3(far, jnp.zeros(2)), [np.exp(20.0) - 21, 19.0], rtol=1e-6)
-
-
-def test_cap_bounds_k3_with_no_gradient_beyond():
-    logp, ref = jnp.array([-4.0, -1.0]), jnp.array([-1.0, -1.5])  # k3 = 16.1 and 0.107
-    capped = lambda x, e: kl_token(x, ref, None, estimator=e, cap=10.0)  # noqa: E731
-    free = kl_token(logp, ref, None, estimator="k3")
-    for estimator in ("k3", "k3+"):
-        np.testing.assert_array_equal(capped(logp, estimator), [10.0, free[1]])
-    gradient = jax.grad(lambda x: capped(x, "k3").sum())(logp)
-    np.testing.assert_allclose(gradient, [0.0, 1 - np.exp(-0.5)], rtol=1e-5)
-    gradient = jax.grad(lambda x: capped(x, "k3+").sum())(logp)
-    np.testing.assert_allclose(gradient, [-3.0, 0.5], rtol=1e-6)
-
-
-def test_penalty_is_coef_times_the_estimate():
-    logp, ref = make()
-    for estimator in ALL:
-        kl = kl_token(logp, ref, MASK, estimator=estimator)
-        term = kl_to_reference(logp, ref, MASK, estimator=estimator, coef=0.25)
-        np.testing.assert_array_equal(term, 0.25 * kl)
-    default = kl_to_reference(logp, ref, MASK)
-    np.testing.assert_allclose(default, 1e-3 * k3(logp, ref, MASK), rtol=1e-6)
-    assert not np.any(kl_to_reference(logp, ref, MASK, coef=0.0))
-    capped = kl_to_reference(logp, ref, MASK, coef=1.0, cap=0.01)
-    np.testing.assert_array_equal(capped, np.minimum(k3(logp, ref, MASK), np.float32(0.01)))
 
 
 TERMS = {
@@ -270,9 +268,8 @@ def test_jit_eager_and_bfloat16(name):
 LOGP, REF = make()
 
 
-@for_each(
-    ("message", "call"),
-    {
+BAD = {
+    ValueError: {
         r"kl_to_reference: .*logp \(3, 4\).*ref_logp \(3, 3\)": lambda: kl_to_reference(
             LOGP, REF[:, :3], MASK
         ),
@@ -307,25 +304,20 @@ LOGP, REF = make()
         "kl_token: cap .* no effect .*'abs.'": lambda: kl_token(
             LOGP, REF, MASK, estimator="abs+", cap=10.0
         ),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@for_each(
-    ("message", "call"),
-    {
+    },
+    TypeError: {
         "kl_to_reference: mask must be a bool array.*None": lambda: kl_to_reference(
             LOGP, REF, None
         ),
         "kl_token: mask must be bool": lambda: kl_token(LOGP, REF, MASK.astype(int)),
         "k1: ref_logp must be floating": lambda: k1(LOGP, jnp.ones(MASK.shape, int)),
-    }.items(),
-)
-def test_bad_types_are_named(message, call):
-    with pytest.raises(TypeError, match=message):
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
+    with pytest.raises(error, match=words):
         call()
 
 
@@ -373,25 +365,30 @@ def test_schedule_counts_the_updates_from_one():
 
 
 @for_each("estimator", ["k1", "k2", "k3", "k3+"])
-@for_each("share", [0.0, 0.3, 1.0])
-def test_it_mixes_the_two_divergences(estimator, share):
-    def loss(x):
-        return kl_convex(
-            x, OLD, CONVEX_REF, CONVEX_MASK, share=share, coef=0.5, estimator=estimator
-        )
+def test_it_mixes_the_two_divergences(estimator):
+    @jax.jit
+    def ours(x, share):
+        mixed = {"share": share, "coef": 0.5, "estimator": estimator}
+        tokens = kl_convex(x, OLD, CONVEX_REF, CONVEX_MASK, **mixed)
+        return tokens.sum(), tokens
 
-    def expected(x):
+    @jax.jit
+    def expected(x, share):
         base, last = (
             kl_token(x, other, CONVEX_MASK, estimator=estimator) for other in (CONVEX_REF, OLD)
         )
-        return 0.5 * (share * base + (1 - share) * last)
+        tokens = 0.5 * (share * base + (1 - share) * last)
+        return tokens.sum(), tokens
 
-    np.testing.assert_allclose(loss(CONVEX_LOGP), expected(CONVEX_LOGP), rtol=1e-5, atol=1e-7)
-    gradients = [jax.grad(lambda x, f=f: f(x).sum())(CONVEX_LOGP) for f in (loss, expected)]
-    np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-6)
+    both = [jax.jit(jax.grad(f, has_aux=True)) for f in (ours, expected)]
+    for share in np.float32([0.0, 0.3, 1.0]):
+        (got, tokens), (want, wanted) = (f(CONVEX_LOGP, share) for f in both)
+        np.testing.assert_allclose(tokens, wanted, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_value_in_float64():
+def test_kl_convex():
+    # Value in float64.
     def k3(d):
         return np.exp(-d) - 1 + d
 
@@ -400,30 +397,26 @@ def test_value_in_float64():
     got = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.7, coef=0.25)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
 
-
-def test_a_share_of_one_is_the_penalty_of_the_base():
+    # A share of one is the penalty of the base.
     np.testing.assert_array_equal(
         kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, coef=0.1),
         kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=0.1),
     )
 
-
-def test_without_an_old_policy_only_the_base_counts():
+    # Without an old policy only the base counts.
     np.testing.assert_allclose(
         kl_convex(CONVEX_LOGP, None, CONVEX_REF, CONVEX_MASK, share=0.6, coef=1.0),
         0.6 * kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=1.0),
         rtol=1e-6,
     )
 
-
-def test_a_base_that_was_reset_to_the_policy_costs_nothing():
+    # A base that was reset to the policy costs nothing.
     loss = lambda x: kl_convex(x, CONVEX_LOGP, CONVEX_LOGP, CONVEX_MASK, share=0.5, coef=1.0).sum()  # noqa: E731
     value, gradient = jax.value_and_grad(loss)(CONVEX_LOGP)
     assert value == 0
     assert not np.any(gradient)
 
-
-def test_share_and_coefficient_may_come_from_controllers():
+    # Share and coefficient may come from controllers.
     share, coef = jnp.array([1.0, 0.5])[:, None, None], jnp.full((2, 1, 1), 0.1)
     got = jax.jit(kl_convex)(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=share, coef=coef)
     np.testing.assert_allclose(
@@ -431,6 +424,33 @@ def test_share_and_coefficient_may_come_from_controllers():
     )
     half = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.5, coef=0.1)
     np.testing.assert_allclose(got[1], half[1], rtol=1e-5)
+
+    # No gradient reaches share and coefficient.
+    def loss(numbers):
+        return kl_convex(
+            CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=numbers[0], coef=numbers[1]
+        ).sum()
+
+    np.testing.assert_array_equal(jax.grad(loss)(jnp.array([0.7, 0.1])), [0.0, 0.0])
+
+    # Masked cells are not read and anchors are constants.
+    clean = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.5)
+    dirty = [np.where(CONVEX_MASK, x, np.float32(np.nan)) for x in (CONVEX_LOGP, OLD, CONVEX_REF)]
+    np.testing.assert_array_equal(kl_convex(*dirty, CONVEX_MASK, share=0.5), clean)
+    gradients = jax.grad(lambda *x: kl_convex(*x, CONVEX_MASK, share=0.5).sum(), argnums=(0, 1, 2))
+    moving, *fixed = gradients(*map(jnp.asarray, dirty))
+    assert np.isfinite(moving).all() and np.any(moving)
+    assert not np.any(fixed)
+    low = [jnp.asarray(x, jnp.bfloat16) for x in (CONVEX_LOGP, OLD, CONVEX_REF)]
+    assert kl_convex(*low, CONVEX_MASK).dtype == jnp.float32
+
+    # Bad arrays are named.
+    with pytest.raises(ValueError, match="kl_convex: ref_logp is None"):
+        kl_convex(CONVEX_LOGP, OLD, None, CONVEX_MASK)
+    with pytest.raises(ValueError, match=r"kl_convex: .*old_logp \(3, 5\)"):
+        kl_convex(CONVEX_LOGP, OLD[0], CONVEX_REF, CONVEX_MASK)
+    with pytest.raises(TypeError, match="remix_lambda: step must hold integers"):
+        remix_lambda(1.5)
 
 
 @for_each("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
@@ -459,27 +479,6 @@ def test_a_share_of_another_shape_is_named(shape):
         np.testing.assert_array_equal(each, ours[0])
 
 
-def test_no_gradient_reaches_share_and_coefficient():
-    def loss(numbers):
-        return kl_convex(
-            CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=numbers[0], coef=numbers[1]
-        ).sum()
-
-    np.testing.assert_array_equal(jax.grad(loss)(jnp.array([0.7, 0.1])), [0.0, 0.0])
-
-
-def test_masked_cells_are_not_read_and_anchors_are_constants():
-    clean = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.5)
-    dirty = [np.where(CONVEX_MASK, x, np.float32(np.nan)) for x in (CONVEX_LOGP, OLD, CONVEX_REF)]
-    np.testing.assert_array_equal(kl_convex(*dirty, CONVEX_MASK, share=0.5), clean)
-    gradients = jax.grad(lambda *x: kl_convex(*x, CONVEX_MASK, share=0.5).sum(), argnums=(0, 1, 2))
-    moving, *fixed = gradients(*map(jnp.asarray, dirty))
-    assert np.isfinite(moving).all() and np.any(moving)
-    assert not np.any(fixed)
-    low = [jnp.asarray(x, jnp.bfloat16) for x in (CONVEX_LOGP, OLD, CONVEX_REF)]
-    assert kl_convex(*low, CONVEX_MASK).dtype == jnp.float32
-
-
 @for_each(
     ("options", "message"),
     [
@@ -492,15 +491,6 @@ def test_masked_cells_are_not_read_and_anchors_are_constants():
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=f"^kl_convex: {message}"):
         kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, **options)
-
-
-def test_bad_arrays_are_named():
-    with pytest.raises(ValueError, match="kl_convex: ref_logp is None"):
-        kl_convex(CONVEX_LOGP, OLD, None, CONVEX_MASK)
-    with pytest.raises(ValueError, match=r"kl_convex: .*old_logp \(3, 5\)"):
-        kl_convex(CONVEX_LOGP, OLD[0], CONVEX_REF, CONVEX_MASK)
-    with pytest.raises(TypeError, match="remix_lambda: step must hold integers"):
-        remix_lambda(1.5)
 
 
 def test_the_gate_closes_above_the_mean_divergence_of_all_tokens():

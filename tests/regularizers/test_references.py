@@ -4,11 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-from jaxrl_llm.core import bind
-from jaxrl_llm.regularizers import (
-    Anchored,
+from compiled_regularizers import (
     anchored,
     ema_reference,
     extrapolated,
@@ -16,6 +12,10 @@ from jaxrl_llm.regularizers import (
     random_reference,
     reset_reference,
 )
+from rows import for_each
+
+from jaxrl_llm.core import bind
+from jaxrl_llm.regularizers import Anchored
 
 
 def tree(seed, dtype=jnp.float32):
@@ -31,31 +31,19 @@ def assert_same(a, b, **options):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **options), a, b)
 
 
-def test_worked_numbers():
+def test_moving_averages():
+    # Worked numbers.
     reference = {"w": jnp.zeros(1)}
     for _ in range(10):
         reference = ema_reference(reference, {"w": jnp.ones(1)})
     np.testing.assert_allclose(reference["w"], 0.401263, atol=1e-6)
 
-
-def test_a_moving_average_is_float32():
+    # A moving average is float32.
     reference = ema_reference({"w": jnp.zeros(1)}, {"w": jnp.ones(1, jnp.bfloat16)}, rate=0.001)
     assert reference["w"].dtype == jnp.float32
     np.testing.assert_allclose(reference["w"], 0.001, rtol=1e-6)
 
-
-@for_each("rate", [0.0, 0.3, 1.0])
-def test_moving_average(rate):
-    a, b = tree(1), tree(2)
-    moved = jax.jit(lambda a, b: ema_reference(a, b, rate=rate))(a, b)
-    expected = (1 - rate) * np.asarray(a["head"]) + rate * np.asarray(b["head"])
-    np.testing.assert_allclose(moved["head"], expected, rtol=1e-5, atol=1e-6)
-    assert moved["count"] == 2  # what cannot be averaged follows the policy
-    if rate == 1.0:
-        assert_same(moved, b, rtol=1e-6, atol=1e-7)
-
-
-def test_a_moving_average_moves_at_multiples_of_its_steps_alone():
+    # A moving average moves at multiples of its steps alone.
     a, b = tree(1, jnp.bfloat16), tree(2)
     step = jax.jit(lambda n: ema_reference(a, b, n, rate=0.3, every=3))
     moved = ema_reference(a, b, rate=0.3)
@@ -68,9 +56,8 @@ def test_a_moving_average_moves_at_multiples_of_its_steps_alone():
     with pytest.raises(ValueError, match="ema_reference: every=3 needs step; got None"):
         ema_reference(a, b, every=3)
 
-
-def test_two_moves_in_eight_steps_are_those_of_trl():
-    """TRL moves where the count of optimizer steps is a multiple, after the step: 4 and 8."""
+    # Two moves in eight steps are those of trl. TRL moves where the count of optimizer steps is a
+    # multiple, after the step: 4 and 8.
     reference, expected = {"w": jnp.zeros(2)}, np.zeros(2)
     for n in range(1, 9):
         params = np.array([n, -n / 2])
@@ -78,6 +65,17 @@ def test_two_moves_in_eight_steps_are_those_of_trl():
         if n % 4 == 0:
             expected = expected * (1 - 0.6) + params * 0.6
     np.testing.assert_allclose(reference["w"], expected, rtol=1e-6)
+
+
+@for_each("rate", [0.0, 0.3, 1.0])
+def test_moving_average(rate):
+    a, b = tree(1), tree(2)
+    moved = jax.jit(lambda a, b: ema_reference(a, b, rate=rate))(a, b)
+    expected = (1 - rate) * np.asarray(a["head"]) + rate * np.asarray(b["head"])
+    np.testing.assert_allclose(moved["head"], expected, rtol=1e-5, atol=1e-6)
+    assert moved["count"] == 2  # what cannot be averaged follows the policy
+    if rate == 1.0:
+        assert_same(moved, b, rtol=1e-6, atol=1e-7)
 
 
 def test_the_memory_of_a_ramped_average_grows():
@@ -131,32 +129,35 @@ def drawn_references(*, iterations, stored, seeds=4000, every=2):
     rule = random_reference(every=every, stored=stored)
 
     def of_seed(seed):
-        state, key, references = rule.init(jnp.float32(0.0)), jax.random.key(seed), []
-        for step in range(1, every * iterations + 1):
-            references += [state.reference] if step % every == 0 else []
-            state = rule(state, jnp.float32(step / every), step, key=key)
-        return jnp.stack([*references, state.reference])
+        key = jax.random.key(seed)
+
+        def advance(state, step):
+            after = rule(state, step.astype(jnp.float32) / every, step, key=key)
+            return after, after.reference
+
+        steps = jnp.arange(1, every * iterations + 1)
+        state = rule.init(jnp.float32(0.0))
+        _, references = jax.lax.scan(advance, state, steps)
+        # An iteration begins at the steps that are multiples of ``every``.
+        return jnp.concatenate([state.reference[None], references[every - 1 :: every]])
 
     return np.asarray(jax.jit(jax.vmap(of_seed))(jnp.arange(seeds)))
 
 
-@pytest.mark.parametrize("stored", [1, 3, 7])
-def test_a_random_reference_is_each_policy_so_far_with_one_probability(stored):
-    drawn = drawn_references(iterations=5, stored=stored)[:, -1]
-    shares = np.bincount(drawn.astype(int), minlength=6) / len(drawn)
-    np.testing.assert_allclose(shares, 1 / 6, atol=0.025)
-
-
-@pytest.mark.parametrize(
+@for_each(
     ("stored", "changes", "returns"),
     [
         (7, sum(k / (k + 1) for k in range(1, 7)), True),  # 4.41, independent draws
+        (3, None, True),
         (1, sum(1 / (k + 1) for k in range(1, 7)), False),  # 1.59
     ],
 )
-def test_a_random_reference_is_drawn_again_in_each_iteration(stored, changes, returns):
+def test_a_random_reference_is_each_policy_so_far_and_drawn_anew(stored, changes, returns):
     drawn = drawn_references(iterations=6, stored=stored)
-    np.testing.assert_allclose((np.diff(drawn) != 0).sum(-1).mean(), changes, atol=0.06)
+    shares = np.bincount(drawn[:, 5].astype(int), minlength=6) / len(drawn)
+    np.testing.assert_allclose(shares, 1 / 6, atol=0.025)
+    if changes is not None:
+        np.testing.assert_allclose((np.diff(drawn) != 0).sum(-1).mean(), changes, atol=0.06)
     assert (np.diff(drawn) < 0).any() == returns
     assert (drawn <= np.arange(7)).all() and (drawn[:, 0] == 0).all()
 

@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-from jaxrl_llm.regularizers import (
+from compiled_regularizers import (
     asymmetric_init,
     asymmetric_kl,
     asymmetric_step,
@@ -17,6 +15,8 @@ from jaxrl_llm.regularizers import (
     safe_step,
     step_scale,
 )
+from rows import for_each
+
 from jaxrl_llm.regularizers.safe import PHASES
 
 safe = jax.jit(safe_step)
@@ -106,10 +106,22 @@ def test_the_coefficient_is_the_slope_of_the_penalty(kl, entropy):
     assert (control.coef > 0) == (kl > 4.5)
 
 
-def test_the_gate_of_entropy_is_at_least_a_half():
+def test_the_gate_and_the_options():
+    # The gate of entropy is at least a half.
     sure = safe(safe_init(), 5.0, 0.4, 0.0)[1].penalty
     unsure = safe(safe_init(), 5.0, 1e6, 0.0)[1].penalty
     np.testing.assert_allclose(unsure / sure, 0.5 / 4.0, rtol=1e-5)
+
+    # Options reach the step.
+    controller = safe_controller(base=0.2, low=0.0, high=0.2, scale=1.0, entropy_floor=1.0)
+    rewards, context = batch(5.0)
+    coef, _ = controller.update(rewards, controller.init(), **context)
+    np.testing.assert_allclose(coef, 0.2 * (0.5 - 0.2) * 2.0, rtol=1e-5)
+
+    # Step scale.
+    np.testing.assert_allclose(
+        [step_scale(x) for x in (0.0, 0.5, 2.0, -1.0)], [1.0, 1.0, 0.25, 1.0]
+    )
 
 
 def batch(kl, entropy=0.4, junk=0.0):
@@ -137,14 +149,8 @@ def test_the_transform_measures_the_batch(junk):
     assert jax.tree.structure(state) == jax.tree.structure(controller.init())
 
 
-def test_options_reach_the_step():
-    controller = safe_controller(base=0.2, low=0.0, high=0.2, scale=1.0, entropy_floor=1.0)
-    rewards, context = batch(5.0)
-    coef, _ = controller.update(rewards, controller.init(), **context)
-    np.testing.assert_allclose(coef, 0.2 * (0.5 - 0.2) * 2.0, rtol=1e-5)
-
-
-def test_the_asymmetric_variant_against_plain_numbers():
+def test_the_asymmetric_variant():
+    # The asymmetric variant against plain numbers.
     window, rng = 4, np.random.default_rng(2)
     kls = rng.uniform(-0.5, 1.0, 12)
     state, step, seen = asymmetric_init(window=window), jax.jit(asymmetric_step), []
@@ -158,8 +164,7 @@ def test_the_asymmetric_variant_against_plain_numbers():
         np.testing.assert_allclose(control.penalty, penalty, rtol=1e-4, atol=1e-7)
         np.testing.assert_allclose(control.coef, slope, rtol=1e-4, atol=1e-7)
 
-
-def test_a_low_or_falling_divergence_costs_nothing():
+    # A low or falling divergence costs nothing.
     state = asymmetric_init(window=2)
     for kl in (0.29, 0.2, -4.0):
         state, control = asymmetric_step(state, kl)
@@ -182,7 +187,8 @@ def of_nobody(rewards, context):
         yield rewards, context | {name: jnp.zeros_like(context[name])}
 
 
-def test_a_batch_without_a_token_leaves_safe_as_it_was():
+def test_a_batch_without_a_token_changes_nothing():
+    # A batch without a token leaves safe as it was.
     controller = safe_controller()
     update = jax.jit(controller.update)
     first = controller.init()
@@ -194,8 +200,7 @@ def test_a_batch_without_a_token_leaves_safe_as_it_was():
             jax.tree.map(np.testing.assert_array_equal, state, before)
             assert coef == 0
 
-
-def test_a_batch_without_a_token_leaves_the_asymmetric_variant_as_it_was():
+    # A batch without a token leaves the asymmetric variant as it was.
     controller = asymmetric_kl(window=2)
     state, coef = controller.init(), 0.0
     for kl in (None, 0.5, 0.9):
@@ -210,17 +215,10 @@ def test_a_batch_without_a_token_leaves_the_asymmetric_variant_as_it_was():
             jax.tree.map(np.testing.assert_array_equal, same, state)
             np.testing.assert_allclose(again, coef, rtol=1e-6)
 
-
-def test_transforms_compare_by_value():
+    # Transforms compare by value.
     assert safe_controller() == safe_controller() != safe_controller(base=0.2)
     assert asymmetric_kl() == asymmetric_kl() != asymmetric_kl(window=3)
     assert hash(safe_controller()) == hash(safe_controller())
-
-
-def test_step_scale():
-    np.testing.assert_allclose(
-        [step_scale(x) for x in (0.0, 0.5, 2.0, -1.0)], [1.0, 1.0, 0.25, 1.0]
-    )
 
 
 @for_each(

@@ -2,12 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from rows import for_each
-
-from jaxrl_llm.surrogates import (
+from compiled_surrogates import (
     bpo_center,
     bpo_mu_loss,
     bpo_soft_target,
@@ -15,6 +10,10 @@ from jaxrl_llm.surrogates import (
     median_advantage,
     reinforce,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from rows import for_each
 
 ONE = jnp.ones(1, bool)
 VALUES = jnp.array([0.0, 0.1, 0.9, 1.2, 3.0])
@@ -47,14 +46,14 @@ def test_worked_numbers(ratio, advantage, median, expected):
     np.testing.assert_allclose(at(ratio, advantage, median), expected, atol=1e-6)
 
 
-def test_on_the_target_it_rests():
+def test_the_target_and_its_bounds():
+    # On the target it rests.
     # Ratio 1 and eps 0: float32 meets the target exactly.
     assert at(1.0, 2.0, 1.0, eps_high=0.0) == (0.0, 0.0)
     assert at(1.0, 2.0, 0.0) == (0.0, 0.0)
     np.testing.assert_allclose(at(1.2, 2.0, 1.0)[0], 0.0, atol=1e-6)
 
-
-def test_bounds_of_their_own():
+    # Bounds of their own.
     np.testing.assert_allclose(at(1.0, 2.0, 1.0, eps_high=0.5)[0], 1.0, rtol=1e-6)
     np.testing.assert_allclose(at(1.0, -2.0, -1.0, eps_low=0.1)[0], 0.2, rtol=1e-5)
 
@@ -70,29 +69,39 @@ def gradient(advantages, median, old=None):
     return jax.grad(loss)(LOGP)
 
 
-def test_where_mean_and_median_agree_it_starts_as_the_policy_gradient():
+def test_gbpo_gradients():
+    # Where mean and median agree it starts as the policy gradient.
     plain = jax.grad(lambda x: reinforce(x, None, TOKENS, MASK).sum())(LOGP)
     np.testing.assert_array_equal(gradient(TOKENS, 3 * TOKENS), plain)
     np.testing.assert_array_equal(gradient(TOKENS, -TOKENS), -plain)
 
-
-def test_the_medians_may_be_one_a_sequence():
+    # The medians may be one a sequence.
     median = RNG.normal(size=4).astype(np.float32)
     spread = np.broadcast_to(median[:, None], (4, 6))
     old = LOGP + RNG.normal(0, 0.3, (4, 6)).astype(np.float32)
     np.testing.assert_array_equal(gradient(TOKENS, median, old), gradient(TOKENS, spread, old))
 
-
-def test_masked_medians_are_not_read_and_medians_are_constants():
+    # Masked medians are not read and medians are constants.
     dirty = np.where(MASK, TOKENS, np.nan).astype(np.float32)
     np.testing.assert_array_equal(gradient(TOKENS, dirty), gradient(TOKENS, TOKENS))
     moved = jax.grad(lambda m: gbpo(LOGP, None, TOKENS, MASK, median_advantages=m).sum())
     assert not np.any(moved(jnp.asarray(TOKENS)))
 
 
-def test_worked_median_advantage():
+def test_median_advantage():
+    # Worked median advantage.
     got = median_advantage(jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]))
     np.testing.assert_allclose(got, [0, 0, 0, -2.04124, -2.04124], atol=1e-5)
+
+    # Equal rewards have exactly no direction and a finite gradient.
+    rewards = jnp.full((2, 3), 0.1)
+    value, pullback = jax.vjp(median_advantage, rewards)
+    assert not value.any()
+    assert np.isfinite(pullback(jnp.ones((2, 3)))[0]).all()
+
+    # Rewards whose deviation underflows have a direction.
+    assert median_advantage(jnp.array([1e-25, 0.0, 0.0])).tolist() == [np.float32(1e-25), 0.0, 0.0]
+    assert np.isnan(median_advantage(jnp.array([jnp.nan, 0.0, 0.0]))).all()
 
 
 @settings(max_examples=30, deadline=None)
@@ -110,18 +119,6 @@ def test_median_advantage_row_by_row(rewards, where):
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_equal_rewards_have_exactly_no_direction_and_a_finite_gradient():
-    rewards = jnp.full((2, 3), 0.1)
-    value, pullback = jax.vjp(median_advantage, rewards)
-    assert not value.any()
-    assert np.isfinite(pullback(jnp.ones((2, 3)))[0]).all()
-
-
-def test_rewards_whose_deviation_underflows_have_a_direction():
-    assert median_advantage(jnp.array([1e-25, 0.0, 0.0])).tolist() == [np.float32(1e-25), 0.0, 0.0]
-    assert np.isnan(median_advantage(jnp.array([jnp.nan, 0.0, 0.0]))).all()
-
-
 @for_each(("temperature", "center"), [(0.01, 0.9), (1.0, 0.9638)])
 def test_worked_centers(temperature, center):
     got = bpo_center(VALUES, temperature=temperature)
@@ -132,14 +129,14 @@ def test_worked_centers(temperature, center):
     np.testing.assert_allclose(slope, [0.0], atol=1e-5)
 
 
-def test_the_center_goes_from_the_median_to_the_mean():
+def test_centers():
+    # The center goes from the median to the mean.
     np.testing.assert_allclose(bpo_center(VALUES, temperature=1e-4), [0.9], atol=1e-5)
     np.testing.assert_allclose(bpo_center(VALUES, temperature=1e3), [VALUES.mean()], atol=1e-3)
     two = bpo_center(jnp.array([0.0, 1.0]), temperature=1e-3)
     np.testing.assert_allclose(two, [0.5], atol=1e-6)
 
-
-def test_centers_of_ragged_groups():
+    # Centers of ragged groups.
     values = jnp.stack([VALUES, jnp.full(5, 0.3), jnp.full(5, jnp.nan), VALUES])
     where = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [0] * 5, [0, 1, 1, 0, 1]], bool)
     got = bpo_center(values, where=where, temperature=0.1)
@@ -151,7 +148,8 @@ def test_centers_of_ragged_groups():
     assert bpo_mu_loss(values, got, where=where)[2] == 0
 
 
-def test_soft_targets_harden_as_the_temperature_falls():
+def test_soft_targets_and_their_loss():
+    # Soft targets harden as the temperature falls.
     targets = bpo_soft_target(VALUES, 0.9, eps=0.2, temperature=1e-5)
     np.testing.assert_allclose(targets, [0.8, 0.8, 1.0, 1.2, 1.2], rtol=1e-6)
     x = (np.asarray(VALUES, np.float64) - 0.5) / 0.7
@@ -159,8 +157,7 @@ def test_soft_targets_harden_as_the_temperature_falls():
     got = bpo_soft_target(VALUES, 0.5, eps=0.2, temperature=0.7)
     np.testing.assert_allclose(got, logistic, rtol=1e-6)
 
-
-def test_mu_loss_equals_float64_also_far_away():
+    # Mu loss equals float64 also far away.
     for temperature in (1e-3, 0.5):
         x = (np.asarray(VALUES, np.float64) - 0.4) / temperature
         expected = temperature * np.mean(np.logaddexp(0, x) - x / 2)
@@ -172,35 +169,31 @@ def test_mu_loss_equals_float64_also_far_away():
         )
 
 
-@for_each(
-    ("call", "error", "message"),
-    [
-        (lambda: at(1.0, 1.0, 1.0, eps_low=-0.1), ValueError, "gbpo: eps_low must not be negative"),
-        (
-            lambda: gradient(TOKENS, TOKENS[0]),
-            ValueError,
-            r"gbpo: median_advantages must have .*\(4, 6\).*got \(6,\)",
+BAD = {
+    ValueError: {
+        "gbpo: eps_low must not be negative": lambda: at(1.0, 1.0, 1.0, eps_low=-0.1),
+        r"gbpo: median_advantages must have .*\(4, 6\).*got \(6,\)": lambda: gradient(
+            TOKENS, TOKENS[0]
         ),
-        (lambda: gradient(TOKENS, MASK), TypeError, "gbpo: median_advantages must be floating"),
-        (
-            lambda: median_advantage(jnp.zeros((2, 3)), where=jnp.ones((2, 4), bool)),
-            ValueError,
-            r"median_advantage: .*rewards \(2, 3\), where \(2, 4\)",
+        r"median_advantage: .*rewards \(2, 3\), where \(2, 4\)": lambda: median_advantage(
+            jnp.zeros((2, 3)), where=jnp.ones((2, 4), bool)
         ),
-        (lambda: bpo_soft_target(VALUES, 0.0, eps=-1.0), ValueError, "bpo_soft_target: eps must"),
-        (
-            lambda: bpo_soft_target(VALUES, 0.0, temperature=0.0),
-            ValueError,
-            "bpo_soft_target: temperature must be above 0",
+        "bpo_soft_target: eps must": lambda: bpo_soft_target(VALUES, 0.0, eps=-1.0),
+        "bpo_soft_target: temperature must be above 0": lambda: bpo_soft_target(
+            VALUES, 0.0, temperature=0.0
         ),
-        (
-            lambda: bpo_mu_loss(VALUES, jnp.zeros(5)),
-            ValueError,
-            r"bpo_mu_loss: center must have shape \(1,\); got \(5,\)",
+        r"bpo_mu_loss: center must have shape \(1,\); got \(5,\)": lambda: bpo_mu_loss(
+            VALUES, jnp.zeros(5)
         ),
-        (lambda: bpo_center(jnp.zeros(3, int)), TypeError, "bpo_center: values must be floating"),
-    ],
-)
-def test_bad_input_is_named(call, error, message):
-    with pytest.raises(error, match=f"^{message}"):
+    },
+    TypeError: {
+        "gbpo: median_advantages must be floating": lambda: gradient(TOKENS, MASK),
+        "bpo_center: values must be floating": lambda: bpo_center(jnp.zeros(3, int)),
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
+    with pytest.raises(error, match=f"^{words}"):
         call()

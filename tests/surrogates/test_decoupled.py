@@ -2,10 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_surrogates import decoupled_ppo, mix_ppg, ppo_clip, reinforce
 from rows import for_each
 from surrogate_cases import clipped, numeric_gradient, ratio
-
-from jaxrl_llm.surrogates import decoupled_ppo, mix_ppg, ppo_clip, reinforce
 
 ONE = jnp.ones(1, bool)
 SHAPE = (3, 4, 5)
@@ -83,14 +82,14 @@ def test_a_sampler_that_is_the_last_policy_gives_ppo(function):
     assert_same(both(function, behavior=OLD, **options), both(ppo_clip, behavior=None, **options))
 
 
-def test_decoupled_without_an_old_policy_weights_the_policy_gradient():
+def test_decoupled_ppo():
+    # Decoupled without an old policy weights the policy gradient.
     _, gradient = both(decoupled_ppo, old=None)
     weight = np.exp(LOGP - BEHAVIOR)
     plain = jax.grad(lambda x: reinforce(x, None, TOKENS, MASK, weight=weight).sum())(LOGP)
     np.testing.assert_allclose(gradient, plain, rtol=1e-6)
 
-
-def test_decoupled_is_ppo_with_a_weight():
+    # Decoupled is ppo with a weight.
     weight = np.exp(OLD - BEHAVIOR)
     options = {"dual_clip": 1.2}
     got = both(decoupled_ppo, **options)
@@ -108,21 +107,21 @@ def test_weights_beyond_the_cap(beyond):
         assert not np.asarray(got[1])[weight > 1.2].any()
 
 
-def test_mix_ppg_has_exactly_no_gradient_beyond_its_band():
+def test_mix_ppg():
+    # Mix ppg has exactly no gradient beyond its band.
     _, gradient = both(mix_ppg)
     q, center = np.exp(LOGP - BEHAVIOR), np.exp(OLD - BEHAVIOR)
     stopped = np.where(TOKENS > 0, q > center + 0.2, q < center - 0.2) & MASK
     assert stopped.any()
     np.testing.assert_array_equal(np.asarray(gradient) == 0, stopped | ~MASK)
 
-
-def test_mix_ppg_counts_its_band_in_units_of_the_weight():
+    # Mix ppg counts its band in units of the weight.
     # The sampler is rarer by half: q = 2 at the last policy, and the band is 1.8 to 2.2.
     np.testing.assert_allclose(at(mix_ppg, 0.41, 0.4, 0.2), (-2.05, -2.05), rtol=1e-5)
     np.testing.assert_allclose(at(mix_ppg, 0.46, 0.4, 0.2), (-2.2, 0.0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("function", BOTH)
+@for_each("function", BOTH)
 def test_the_sampler_is_a_constant_and_masked_cells_are_not_read(function):
     clean = both(function)
     for junk in (1e4, np.nan, -np.inf):
@@ -132,7 +131,7 @@ def test_the_sampler_is_a_constant_and_masked_cells_are_not_read(function):
     assert not np.any(jax.grad(loss)(jnp.asarray(BEHAVIOR)))
 
 
-@pytest.mark.parametrize("function", BOTH)
+@for_each("function", BOTH)
 def test_far_log_ratios_are_clamped(function):
     mask = jnp.ones(2, bool)
     behavior = jnp.array([-60.0, 60.0])

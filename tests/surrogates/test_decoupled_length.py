@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_surrogates import drpo_len, kl_barrier, kl_from_old, length_softmax_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -12,7 +13,6 @@ from rows import for_each
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of
-from jaxrl_llm.surrogates import drpo_len, kl_barrier, kl_from_old, length_softmax_weights
 
 SHAPE = (4, 3, 5)
 LENGTHS = np.array([[5, 3, 1], [0, 4, 2], [2, 2, 5], [1, 3, 3]])
@@ -71,7 +71,7 @@ def test_worked_numbers():
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"lam": 0.1, "tau": 10.0}, {"lam": 0.02, "tau": 0.3}])
+@for_each("options", [{}, {"lam": 0.1, "tau": 10.0}, {"lam": 0.02, "tau": 0.3}])
 def test_value_and_gradient_are_those_of_the_paper(options):
     value, gradient = jax.jit(jax.value_and_grad(lambda x: loss(x, **options)))(LOGP)
     settings64 = OPTIONS | options
@@ -89,7 +89,8 @@ def test_value_and_gradient_are_those_of_the_paper(options):
     np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-6)
 
 
-def test_the_coefficients_of_either_side_add_up_to_one_and_no_right_answer_is_lowered():
+def test_gradients_of_groups():
+    # The coefficients of either side add up to one and no right answer is lowered.
     gradient = np.asarray(jax.grad(loss)(LOGP)).sum(-1) * len(LOGP)
     coefficients = -gradient[[0, 1]]
     sides = np.sign(ADVANTAGES)[[0, 1]] * (LENGTHS[[0, 1]] > 0)
@@ -100,8 +101,7 @@ def test_the_coefficients_of_either_side_add_up_to_one_and_no_right_answer_is_lo
     assert not gradient[2].any()
     assert gradient[3, 0] == 0.0
 
-
-def test_only_the_sign_of_the_advantages_counts():
+    # Only the sign of the advantages counts.
     np.testing.assert_array_equal(
         jax.grad(loss)(LOGP), jax.grad(loss)(LOGP, advantages=np.sign(ADVANTAGES))
     )
@@ -112,16 +112,23 @@ def test_only_the_sign_of_the_advantages_counts():
             loss(LOGP, advantages=jr.advantages.dr_grpo(rewards)),
         )
 
-
-def test_infinite_temperatures():
+    # Infinite temperatures.
     inf = float("inf")
     gradient = np.asarray(jax.grad(lambda x: loss(x, lam=1e6, tau=1e6))(LOGP)).sum(-1)
     np.testing.assert_allclose(4 * gradient[0], [-0.5, -0.5, 1.0], atol=1e-4)
     shares = length_softmax_weights(jnp.array([1.0, 5.0]), jnp.ones(2, bool), length=8, lam=inf)
     assert shares.tolist() == [0.5, 0.5]
 
+    # Sequence mean is enough where groups are equally large.
+    mask = np.ones(SHAPE, bool)
+    got = [
+        jax.grad(lambda x, w=w: loss(x, mask=mask, weights=w))(LOGP)
+        for w in (aggregate.group_mean, aggregate.sequence_mean)
+    ]
+    np.testing.assert_allclose(got[0], got[1], rtol=1e-5)
 
-@pytest.mark.parametrize("tau", [float("inf"), 1e8, 100.0])
+
+@for_each("tau", [float("inf"), 1e8, 100.0])
 def test_at_a_high_temperature_wrong_answers_are_lowered_equally(tau):
     logp = jnp.array([-0.5, -3.0, -0.25, -0.75])[:, None]
     mask, advantages = jnp.ones((4, 1), bool), jnp.array([1.0, -1.0, -1.0, -1.0])
@@ -141,15 +148,6 @@ def test_at_a_high_temperature_wrong_answers_are_lowered_equally(tau):
         np.testing.assert_allclose(gradient[:, 0], [-1.0, *shares], rtol=1e-6)
 
 
-def test_sequence_mean_is_enough_where_groups_are_equally_large():
-    mask = np.ones(SHAPE, bool)
-    got = [
-        jax.grad(lambda x, w=w: loss(x, mask=mask, weights=w))(LOGP)
-        for w in (aggregate.group_mean, aggregate.sequence_mean)
-    ]
-    np.testing.assert_allclose(got[0], got[1], rtol=1e-5)
-
-
 @settings(max_examples=30, deadline=None, database=None, derandomize=True)
 @given(
     lengths=hnp.arrays(np.float32, (3, 4), elements=st.integers(0, 64).map(float)),
@@ -162,7 +160,7 @@ def test_shares(lengths, right):
     assert not got[~right].any()
 
 
-@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf, -np.inf])
+@for_each("junk", [1e4, np.nan, np.inf, -np.inf])
 def test_masked_cells_are_never_read(junk):
     old = LOGP + 0.1
     clean = jax.value_and_grad(loss)(LOGP)
@@ -184,7 +182,8 @@ def test_masked_cells_are_never_read(junk):
     assert shares.tolist() == [1.0, 0.0]
 
 
-def test_nothing_kept_and_nothing_to_compare():
+def test_extremes():
+    # Nothing kept and nothing to compare.
     for mask, advantages in (
         (np.zeros(SHAPE, bool), ADVANTAGES),
         (MASK, 0 * ADVANTAGES),
@@ -195,8 +194,7 @@ def test_nothing_kept_and_nothing_to_compare():
         assert value == 0.0
         assert not gradient.any()
 
-
-def test_extreme_log_probabilities_stay_finite_and_kept_nan_shows():
+    # Extreme log probabilities stay finite and kept nan shows.
     far = np.where(np.arange(5) % 2, LOGP, np.float32(-1e4))
     value, gradient = jax.value_and_grad(lambda x: loss(x, tau=0.01, lam=1e-3))(far)
     assert np.isfinite(value)
@@ -208,26 +206,7 @@ def test_extreme_log_probabilities_stay_finite_and_kept_nan_shows():
     worse[0, 0] = np.nan
     assert np.isnan(loss(LOGP, advantages=worse))
 
-
-@pytest.mark.parametrize("tau", [2.0, float("inf")])
-@pytest.mark.parametrize(("advantage", "first"), [(0.0, 2), (1.0, 1)])
-def test_an_impossible_response_outside_the_objective_changes_nothing(tau, advantage, first):
-    """Of no side, or next to a shorter answer that leaves it a share of 0."""
-    advantages = jnp.array([1.0, advantage, -1.0])
-    mask = jnp.arange(2) < jnp.array([first, 2, 2])[:, None]
-    logp = jnp.array([[-0.5, -0.25], [-jnp.inf, -1.0], [-0.75, -1.0]])
-
-    def objective(x):
-        return drpo_len(x, None, advantages, mask, length=2, lam=1e-3, tau=tau)[0, 0]
-
-    value, gradient = jax.value_and_grad(objective)(logp)
-    expected, slope = jax.value_and_grad(objective)(logp.at[1, 0].set(-3.0))
-    assert value == expected
-    np.testing.assert_array_equal(gradient, slope)
-    assert not gradient[1].any() and gradient[2].all()
-
-
-def test_an_impossible_wrong_answer_is_lowered_no_further():
+    # An impossible wrong answer is lowered no further.
     logp = jnp.array([-0.5, -jnp.inf, -0.75, -1.5])[:, None]
     mask, advantages = jnp.ones((4, 1), bool), jnp.array([1.0, -1.0, -1.0, -1.0])
 
@@ -243,8 +222,7 @@ def test_an_impossible_wrong_answer_is_lowered_no_further():
     assert value == -jnp.inf
     np.testing.assert_allclose(gradient[:, 0], [-1.0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
 
-
-def test_a_coefficient_of_zero_leaves_impossible_tokens_out():
+    # A coefficient of zero leaves impossible tokens out.
     logp, old = jnp.array([-jnp.inf, -1.0]), jnp.array([-1.0, -1.5])
     for estimator in ("k1", "k3"):
         term = lambda x, e=estimator: kl_from_old(  # noqa: E731
@@ -252,6 +230,24 @@ def test_a_coefficient_of_zero_leaves_impossible_tokens_out():
         )
         assert term(logp)[0] == 0
         assert jax.grad(lambda x, f=term: f(x).sum())(logp)[0] == 0
+
+
+@for_each("tau", [2.0, float("inf")])
+@for_each(("advantage", "first"), [(0.0, 2), (1.0, 1)])
+def test_an_impossible_response_outside_the_objective_changes_nothing(tau, advantage, first):
+    """Of no side, or next to a shorter answer that leaves it a share of 0."""
+    advantages = jnp.array([1.0, advantage, -1.0])
+    mask = jnp.arange(2) < jnp.array([first, 2, 2])[:, None]
+    logp = jnp.array([[-0.5, -0.25], [-jnp.inf, -1.0], [-0.75, -1.0]])
+
+    def objective(x):
+        return drpo_len(x, None, advantages, mask, length=2, lam=1e-3, tau=tau)[0, 0]
+
+    value, gradient = jax.value_and_grad(objective)(logp)
+    expected, slope = jax.value_and_grad(objective)(logp.at[1, 0].set(-3.0))
+    assert value == expected
+    np.testing.assert_array_equal(gradient, slope)
+    assert not gradient[1].any() and gradient[2].all()
 
 
 def test_constants_dtypes_and_compilation():
@@ -277,7 +273,7 @@ def test_constants_dtypes_and_compilation():
     assert not traits_of(drpo_len).policy_gradient
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@for_each("estimator", ["k1", "k3"])
 def test_kl_has_the_value_and_the_gradient_of_the_divergence(estimator):
     """Exactly, over the three arms of a bandit that the old policy samples."""
     old = jnp.log(jnp.array([0.2, 0.5, 0.3]))
@@ -295,7 +291,8 @@ def test_kl_has_the_value_and_the_gradient_of_the_divergence(estimator):
         np.testing.assert_allclose(jax.grad(sampled)(z), jax.grad(exact)(z), atol=1e-6)
 
 
-def test_kl_values_and_coefficient():
+def test_kl_from_old_and_its_barrier():
+    # Kl values and coefficient.
     logp, old = jnp.array([-1.0, -2.0, -1.5, -1.0]), jnp.array([-1.5, -1.0, -1.5, -1.01])
     mask = jnp.ones(4, bool)
     d = np.asarray(logp, np.float64) - np.asarray(old, np.float64)
@@ -315,9 +312,8 @@ def test_kl_values_and_coefficient():
         kl_barrier(jnp.array([-1.0, 0.0, 1e-4, 2e-4, 1.0])), [0, 0, 0, 0.1, 999.9], atol=1e-4
     )
 
-
-def test_the_whole_loss_of_the_paper():
-    """J, and the divergence of the batch times its excess, the factor detached."""
+    # The whole loss of the paper. J, and the divergence of the batch times its excess, the factor
+    # detached.
     beta, delta = 50.0, 1e-2
     old = LOGP + np.random.default_rng(1).normal(0.1, 0.3, SHAPE).astype(np.float32)
     tokens = aggregate.token_mean(jnp.asarray(MASK))
@@ -337,8 +333,7 @@ def test_the_whole_loss_of_the_paper():
     extra = np.asarray(gradient) - np.asarray(jax.grad(loss)(LOGP))
     np.testing.assert_allclose(extra, -factor * MASK / MASK.sum(), rtol=1e-3, atol=1e-6)
 
-
-def test_the_coefficient_as_a_controller():
+    # The coefficient as a controller.
     controller = jr.stateless(jr.bind(jr.given(kl_barrier, kl="last_kl"), beta=10.0, delta=0.5))
     value, state = controller.update(jnp.ones((2, 3)), (), last_kl=jnp.float32(0.75), where=None)
     assert float(value) == 2.5

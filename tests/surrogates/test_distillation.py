@@ -4,11 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from rows import for_each
-
-from jaxrl_llm.surrogates import (
+from compiled_surrogates import (
     add_tail,
     distillation_divergence,
     entropy_weights,
@@ -27,6 +23,9 @@ from jaxrl_llm.surrogates import (
     top_tokens,
     topk_with_tail,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import for_each
 
 S, T = np.array([0.7, 0.2, 0.1]), np.array([0.5, 0.3, 0.2])
 quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
@@ -47,10 +46,41 @@ def test_worked_divergences(alpha, expected):
     np.testing.assert_allclose(out, expected, atol=1e-6)
 
 
-def test_worked_tails():
+def test_a_support_and_its_tail():
+    # Worked tails.
     for p, tail in ((S, -2.302585), (T, -1.609438)):
         log_probs = topk_with_tail(jnp.log(p) + 3.0, jnp.array([0, 1]))
         np.testing.assert_allclose(log_probs, [*np.log(p[:2]), tail], rtol=1e-5)
+
+    # Merging tokens into a tail can only lower the divergence.
+    rng = np.random.default_rng(0)
+    s, t = np.log(rng.dirichlet(np.ones(8), (2, 20))).astype(np.float32)
+    support = top_tokens(jnp.asarray(s), count=3)
+    for alpha in (0, 0.5, 1):
+        merged = distillation_divergence(
+            topk_with_tail(s, support), topk_with_tail(t, support), alpha=alpha
+        )
+        assert np.all(merged <= distillation_divergence(s, t, alpha=alpha) + 1e-6)
+
+    # A sure student has a finite tail and gradient.
+    logits = jnp.array([40.0, 0.0, -5.0])
+    support = jnp.array([0, 1])
+    tail = lambda x: topk_with_tail(x, support)[-1]  # noqa: E731
+    value, gradient = jax.value_and_grad(tail)(logits)
+    np.testing.assert_allclose(value, np.log(1e-7), rtol=1e-3)
+    assert not np.any(gradient)
+
+    # Statistics are rows of the softmax and jit.
+    logits = jax.random.normal(jax.random.key(3), (5, 9), jnp.bfloat16)
+    targets = jnp.zeros(5, int)
+    support = top_tokens(logits, targets, count=4)
+    assert support.dtype == jnp.int32
+    chosen = jax.jit(support_log_probs)(logits, targets, support=support)
+    assert chosen.dtype == jnp.float32
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+    np.testing.assert_allclose(chosen, -np.sort(-log_p, axis=-1)[:, :4], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(add_tail(chosen)).sum(-1), 1.0, rtol=1e-5)
+    assert top_tokens(logits, count=100).shape == (5, 9)
 
 
 @quick
@@ -65,7 +95,7 @@ def test_divergence_against_float64(seed, alpha):
         np.testing.assert_allclose(out, back, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0, 0.3, 0.5, 1])
+@for_each("alpha", [0, 0.3, 0.5, 1])
 def test_an_agreeing_teacher_gives_nothing(alpha):
     logits = jax.random.normal(jax.random.key(0), (4, 7))
     teacher = jax.nn.log_softmax(logits)
@@ -85,7 +115,7 @@ def test_the_teacher_is_a_constant(alpha):
     assert np.any(student) and not np.any(teacher)
 
 
-@pytest.mark.parametrize("alpha", [0, 0.5, 1])
+@for_each("alpha", [0, 0.5, 1])
 def test_a_support_of_the_whole_vocabulary_has_no_tail(alpha):
     keys = jax.random.split(jax.random.key(1))
     s, t = (jax.random.normal(key, (5, 6)) for key in keys)
@@ -103,7 +133,8 @@ def test_a_support_of_the_whole_vocabulary_has_no_tail(alpha):
     np.testing.assert_allclose(*gradients, rtol=1e-3, atol=1e-5)
 
 
-def test_an_event_whose_probability_rounds_to_zero_contributes_nothing():
+def test_impossible_events():
+    # An event whose probability rounds to zero contributes nothing.
     student = jnp.array([0.0, -110.0])
     teacher = jnp.array([0.0, -jnp.inf])
     value, gradient = jax.value_and_grad(lambda s: distillation_divergence(s, teacher, alpha=1.0))(
@@ -111,25 +142,27 @@ def test_an_event_whose_probability_rounds_to_zero_contributes_nothing():
     )
     assert float(value) == 0.0 and np.isfinite(gradient).all()
 
+    # One sided zeros.
+    s = jnp.log(jnp.array([0.5, 0.5, 0.0]))
+    t = jnp.log(jnp.array([0.5, 0.25, 0.25]))
+    np.testing.assert_allclose(distillation_divergence(s, t, alpha=1), 0.5 * np.log(2), rtol=1e-6)
+    assert distillation_divergence(s, t, alpha=0) == np.inf
+    value, gradient = jax.value_and_grad(distillation_divergence)(s, t)
+    m = np.array([0.5, 0.375, 0.125])
+    expected = 0.5 * 0.5 * np.log(0.5 / 0.375) + 0.5 * (
+        0.25 * np.log(0.25 / 0.375) + 0.25 * np.log(0.25 / m[2])
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert np.isfinite(gradient).all()
 
-def test_merging_tokens_into_a_tail_can_only_lower_the_divergence():
-    rng = np.random.default_rng(0)
-    s, t = np.log(rng.dirichlet(np.ones(8), (2, 20))).astype(np.float32)
-    support = top_tokens(jnp.asarray(s), count=3)
-    for alpha in (0, 0.5, 1):
-        merged = distillation_divergence(
-            topk_with_tail(s, support), topk_with_tail(t, support), alpha=alpha
-        )
-        assert np.all(merged <= distillation_divergence(s, t, alpha=alpha) + 1e-6)
+    # A token that neither student nor teacher can produce is not learned.
+    logp, teacher = jnp.array([-jnp.inf, -1.5]), jnp.array([-jnp.inf, -0.5])
 
+    def loss(x):
+        return sdpo_sampled(x, None, 0.0, jnp.ones(2, bool), teacher_token_logp=teacher)
 
-def test_a_sure_student_has_a_finite_tail_and_gradient():
-    logits = jnp.array([40.0, 0.0, -5.0])
-    support = jnp.array([0, 1])
-    tail = lambda x: topk_with_tail(x, support)[-1]  # noqa: E731
-    value, gradient = jax.value_and_grad(tail)(logits)
-    np.testing.assert_allclose(value, np.log(1e-7), rtol=1e-3)
-    assert not np.any(gradient)
+    np.testing.assert_array_equal(loss(logp), [0.0, 1.5])
+    np.testing.assert_array_equal(jax.grad(lambda x: loss(x).sum())(logp), [0.0, -1.0])
 
 
 @for_each("alpha", [0, 0.4, 1])
@@ -144,38 +177,12 @@ def test_events_of_probability_zero_count_as_nothing(alpha):
     assert gradient[3] == 0
 
 
-def test_one_sided_zeros():
-    s = jnp.log(jnp.array([0.5, 0.5, 0.0]))
-    t = jnp.log(jnp.array([0.5, 0.25, 0.25]))
-    np.testing.assert_allclose(distillation_divergence(s, t, alpha=1), 0.5 * np.log(2), rtol=1e-6)
-    assert distillation_divergence(s, t, alpha=0) == np.inf
-    value, gradient = jax.value_and_grad(distillation_divergence)(s, t)
-    m = np.array([0.5, 0.375, 0.125])
-    expected = 0.5 * 0.5 * np.log(0.5 / 0.375) + 0.5 * (
-        0.25 * np.log(0.25 / 0.375) + 0.25 * np.log(0.25 / m[2])
-    )
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    assert np.isfinite(gradient).all()
-
-
-def test_statistics_are_rows_of_the_softmax_and_jit():
-    logits = jax.random.normal(jax.random.key(3), (5, 9), jnp.bfloat16)
-    targets = jnp.zeros(5, int)
-    support = top_tokens(logits, targets, count=4)
-    assert support.dtype == jnp.int32
-    chosen = jax.jit(support_log_probs)(logits, targets, support=support)
-    assert chosen.dtype == jnp.float32
-    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
-    np.testing.assert_allclose(chosen, -np.sort(-log_p, axis=-1)[:, :4], rtol=1e-5)
-    np.testing.assert_allclose(np.exp(add_tail(chosen)).sum(-1), 1.0, rtol=1e-5)
-    assert top_tokens(logits, count=100).shape == (5, 9)
-
-
 def single(x):
     return jnp.log(jnp.asarray(x, jnp.float32))[None]
 
 
-def test_the_rest_of_the_support():
+def test_sdpo():
+    # The rest of the support.
     mask, logp, zero = jnp.ones(1, bool), jnp.zeros(1), jnp.zeros(())
     full = {"student_logp": single(S), "teacher_logp": single(T)}
     top = {"student_logp": single(S[:2]), "teacher_logp": single(T[:2])}
@@ -192,8 +199,7 @@ def test_the_rest_of_the_support():
     with pytest.raises(ValueError, match="sdpo: rest='renormalize' gives the one token"):
         call(one, "renormalize")
 
-
-def test_the_ratio_weighs_up_to_its_cap():
+    # The ratio weighs up to its cap.
     mask, zero = jnp.ones(3, bool), jnp.zeros(())
     arrays = {
         "student_logp": jnp.repeat(single(S[:2]), 3, 0),
@@ -204,8 +210,7 @@ def test_the_ratio_weighs_up_to_its_cap():
     capped = sdpo(logp, jnp.zeros(3), zero, mask, **arrays)
     np.testing.assert_allclose(capped / plain, [0.5, 1.5, 2.0], rtol=1e-5)
 
-
-def test_the_sampled_mode_has_the_expected_gradient_of_the_reverse_divergence():
+    # The sampled mode has the expected gradient of the reverse divergence.
     logits, teacher = jnp.array([0.3, -0.2, 0.5]), jnp.log(jnp.asarray(T, jnp.float32))
 
     def sampled(x):
@@ -220,18 +225,7 @@ def test_the_sampled_mode_has_the_expected_gradient_of_the_reverse_divergence():
 
     np.testing.assert_allclose(jax.grad(sampled)(logits), jax.grad(exact)(logits), atol=1e-6)
 
-
-def test_a_token_that_neither_student_nor_teacher_can_produce_is_not_learned():
-    logp, teacher = jnp.array([-jnp.inf, -1.5]), jnp.array([-jnp.inf, -0.5])
-
-    def loss(x):
-        return sdpo_sampled(x, None, 0.0, jnp.ones(2, bool), teacher_token_logp=teacher)
-
-    np.testing.assert_array_equal(loss(logp), [0.0, 1.5])
-    np.testing.assert_array_equal(jax.grad(lambda x: loss(x).sum())(logp), [0.0, -1.0])
-
-
-def test_without_a_teacher_nothing_is_learned_or_counted():
+    # Without a teacher nothing is learned or counted.
     mask, has_teacher = jnp.ones((2, 1), bool), jnp.array([True, False])
     teacher = jnp.array([np.log(T[:2]), [np.nan, np.nan]], jnp.float32)[:, None]
     student = jnp.repeat(single(S[:2])[None], 2, 0)
@@ -273,7 +267,8 @@ def routed_arrays():
     return {"student_logp": student, "teacher_logp": teacher}
 
 
-def test_routes():
+def test_srpo():
+    # Routes.
     rewards, has_teacher = jnp.array([1.0, 0.0, 0.0]), jnp.array([True, True, False])
     np.testing.assert_array_equal(srpo_route(rewards, has_teacher), [False, True, False])
     np.testing.assert_array_equal(
@@ -289,22 +284,7 @@ def test_routes():
     expected = np.exp([0.0, -1.0]) / np.exp([0.0, -1.0]).mean()
     np.testing.assert_allclose(weights, [[0, 0], expected, [0, 0]], rtol=1e-6)
 
-
-@pytest.mark.parametrize("why", ["no teacher", "all correct"])
-def test_without_a_failure_or_a_teacher_it_is_grpo(why):
-    rng = np.random.default_rng(0)
-    logp, old = (rng.normal(-1, 0.4, (3, 2)).astype(np.float32) for _ in range(2))
-    advantages, mask = rng.normal(size=3).astype(np.float32), np.ones((3, 2), bool)
-    loss = srpo(
-        logp, old, advantages, mask, **routed_arrays(),
-        rewards=jnp.full(3, float(why == "all correct")),
-        has_teacher=jnp.full(3, why == "all correct"),
-        distillation_weights=jnp.full((3, 2), jnp.nan),
-    )  # fmt: skip
-    np.testing.assert_array_equal(loss, ppo_clip(logp, old, advantages, mask))
-
-
-def test_the_routed_do_not_read_advantages_nor_the_others_a_teacher():
+    # The routed do not read advantages nor the others a teacher.
     mask, logp = jnp.ones((3, 2), bool), jnp.full((3, 2), -1.0)
     rewards, has_teacher = jnp.array([1.0, 0.0, 0.0]), jnp.array([False, True, False])
     arrays = routed_arrays()
@@ -324,9 +304,22 @@ def test_the_routed_do_not_read_advantages_nor_the_others_a_teacher():
         assert np.isfinite(one).all()
 
 
-@for_each(
-    ("message", "call"),
-    {
+@for_each("why", ["no teacher", "all correct"])
+def test_without_a_failure_or_a_teacher_it_is_grpo(why):
+    rng = np.random.default_rng(0)
+    logp, old = (rng.normal(-1, 0.4, (3, 2)).astype(np.float32) for _ in range(2))
+    advantages, mask = rng.normal(size=3).astype(np.float32), np.ones((3, 2), bool)
+    loss = srpo(
+        logp, old, advantages, mask, **routed_arrays(),
+        rewards=jnp.full(3, float(why == "all correct")),
+        has_teacher=jnp.full(3, why == "all correct"),
+        distillation_weights=jnp.full((3, 2), jnp.nan),
+    )  # fmt: skip
+    np.testing.assert_array_equal(loss, ppo_clip(logp, old, advantages, mask))
+
+
+BAD = {
+    ValueError: {
         "distillation_divergence: alpha must be between 0 and 1": lambda: distillation_divergence(
             jnp.log(S), jnp.log(T), alpha=2.0
         ),
@@ -354,26 +347,21 @@ def test_the_routed_do_not_read_advantages_nor_the_others_a_teacher():
             teacher_entropy=jnp.zeros((2, 1)),
             mask=jnp.ones((2, 1), bool),
         ),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@for_each(
-    ("message", "call"),
-    {
+    },
+    TypeError: {
         "support_log_probs: support must hold integers": lambda: support_log_probs(
             jnp.zeros(5), support=jnp.zeros(2)
         ),
         "keep_taught: has_teacher must be bool": lambda: keep_taught(
             None, jnp.ones((2, 1), bool), has_teacher=jnp.ones(2)
         ),
-    }.items(),
-)
-def test_bad_types_are_named(message, call):
-    with pytest.raises(TypeError, match=message):
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
+    with pytest.raises(error, match=words):
         call()
 
 

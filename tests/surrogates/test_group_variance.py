@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_surrogates import gvpo, reinforce
 from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of
-from jaxrl_llm.surrogates import gvpo, reinforce
 
 # Groups with an empty response, with one response, and without any.
 LENGTHS = np.array([[5, 3, 1], [0, 4, 2], [0, 0, 5], [0, 0, 0], [2, 1, 4]])

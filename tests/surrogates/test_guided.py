@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_surrogates import ampo, chord, icpo, luffy_shaping, ppo_clip, shaped_likelihood
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import for_each
-
-from jaxrl_llm.surrogates import ampo, chord, icpo, luffy_shaping, ppo_clip, shaped_likelihood
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
@@ -33,7 +32,8 @@ def test_slope_is_greatest_where_the_likelihood_is_gamma(logp, gamma):
     assert 0 <= slope <= 0.25
 
 
-def test_limits_of_gamma():
+def test_shaped_likelihood():
+    # Limits of gamma.
     logp = jnp.log(jnp.array([0.01, 0.2, 0.9]))
     gradient = jax.vmap(jax.grad(lambda x, g: shaped_likelihood(x, gamma=g)), (0, None))
     # A large gamma makes gamma * f the likelihood, whose slope in logp is itself.
@@ -41,8 +41,7 @@ def test_limits_of_gamma():
     np.testing.assert_allclose(shaped_likelihood(logp, gamma=1e-6), 1.0, atol=2e-4)
     np.testing.assert_allclose(gradient(logp, 1e-6), 0.0, atol=2e-4)
 
-
-def test_no_overflow_at_impossible_tokens():
+    # No overflow at impossible tokens.
     value, gradient = jax.value_and_grad(shaped_likelihood)(jnp.float32(-1e4))
     assert value == 0 and gradient == 0
     assert shaped_likelihood(jnp.bfloat16(-1.0)).dtype == jnp.float32
@@ -80,22 +79,27 @@ def test_the_old_policy_is_not_read_for_a_guide(junk, surrogate):
     jax.tree.map(np.testing.assert_array_equal, both(dirty), both(old))
 
 
-def test_guides_of_single_tokens():
+def test_guides_of_tokens():
+    # Guides of single tokens.
     mask, logp = jnp.ones((1, 3), bool), jnp.log(jnp.full((1, 3), 0.1))
     steered = jnp.array([[True, False, True]])
     loss = luffy_shaping(logp, logp, jnp.ones(1), mask, steered=steered)
     np.testing.assert_allclose(loss, [[-0.5, -1.0, -0.5]], rtol=1e-6)
 
-
-def test_guided_gradient_is_less_where_the_token_is_already_likely():
+    # Guided gradient is less where the token is already likely.
     logp, mask = jnp.log(jnp.array([0.1, 0.9])), jnp.ones(2, bool)
     loss = lambda x: icpo(x, None, jnp.ones(()), mask, steered=mask).sum()  # noqa: E731
     np.testing.assert_allclose(jax.grad(loss)(logp), [-0.25, -0.09], rtol=1e-5)
 
+    # Bad steered is named.
+    logp, mask = jnp.zeros((2, 3)), jnp.ones((2, 3), bool)
+    with pytest.raises(ValueError, match=r"icpo: steered .*\(2, 3\).*\(2,\).*got \(3,\)"):
+        icpo(logp, None, jnp.ones(2), mask, steered=jnp.ones(3, bool))
+    with pytest.raises(TypeError, match="shaped_likelihood: logp must be floating"):
+        shaped_likelihood(jnp.ones(2, int))
 
-@pytest.mark.parametrize(
-    ("phi", "gradient"), [(True, [-0.09, -0.25, -0.09]), (False, [-1.0, -1.0, -1.0])]
-)
+
+@for_each(("phi", "gradient"), [(True, [-0.09, -0.25, -0.09]), (False, [-1.0, -1.0, -1.0])])
 def test_an_expert_moves_most_what_the_policy_is_unsure_of(phi, gradient):
     logp, mask = jnp.log(jnp.array([[0.1, 0.5, 0.9]])), jnp.ones((1, 3), bool)
     steered = jnp.ones(1, bool)
@@ -105,11 +109,3 @@ def test_an_expert_moves_most_what_the_policy_is_unsure_of(phi, gradient):
         np.testing.assert_allclose(jax.grad(loss)(logp)[0], gradient, rtol=1e-5)
     certain = lambda x: chord(x, None, a, mask, steered=steered).sum()  # noqa: E731
     assert not jax.grad(certain)(jnp.array([[0.0, -200.0, 0.0]])).any()
-
-
-def test_bad_steered_is_named():
-    logp, mask = jnp.zeros((2, 3)), jnp.ones((2, 3), bool)
-    with pytest.raises(ValueError, match=r"icpo: steered .*\(2, 3\).*\(2,\).*got \(3,\)"):
-        icpo(logp, None, jnp.ones(2), mask, steered=jnp.ones(3, bool))
-    with pytest.raises(TypeError, match="shaped_likelihood: logp must be floating"):
-        shaped_likelihood(jnp.ones(2, int))

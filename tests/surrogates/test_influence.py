@@ -2,9 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_surrogates import dapo_clip, fipo, fipo_weights
 from rows import for_each
-
-from jaxrl_llm.surrogates import dapo_clip, fipo, fipo_weights
 
 OPEN = {"w_min": 0.0, "w_max": 1e6}  # bounds that no weight here reaches
 
@@ -15,22 +14,21 @@ def of(ratios, advantage=1.0, mask=None, **options):
     return fipo_weights(logp, 0 * logp, jnp.asarray(advantage), mask, **options).tolist()
 
 
-def test_worked_numbers_of_the_weights():
+def test_weights():
+    # Worked numbers of the weights.
     # Ratios of 4, 1/2 and 4 with half-life 1: exponents of 2 are 2 - 1/2 + 2/4, -1 + 2/2 and 2.
     np.testing.assert_allclose(of([4, 0.5, 4], half_life=1, **OPEN), [4, 1, 4], rtol=1e-6)
     np.testing.assert_allclose(of([4, 0.5, 0.5], half_life=1), [1.2, 1, 1], rtol=1e-6)
     wide = {"w_min": 0.6, "w_max": 3.0}
     np.testing.assert_allclose(of([4, 0.5, 0.5], half_life=1, **wide), [2.378, 0.6, 0.6], rtol=1e-3)
 
-
-def test_a_token_beyond_the_dual_clip_moves_no_weight():
+    # A token beyond the dual clip moves no weight.
     options = {"half_life": 1, "dual_clip": 3.0} | OPEN
     for advantage in (1.0, -1.0):
         options["safe_ratio"] = None
         np.testing.assert_allclose(of([2, 4, 2], advantage, **options), [2 * 2**0.25, 2**0.5, 2])
 
-
-def test_a_bad_token_that_became_likely_is_not_amplified():
+    # A bad token that became likely is not amplified.
     ratios = [1.5, 1.05, 1.0]
     for advantage, expected in ((1.0, [1.2, 1.05, 1.0]), (-1.0, [1.0, 1.05, 1.0])):
         np.testing.assert_allclose(of(ratios, advantage, safe_ratio=1.4), expected, rtol=1e-6)
@@ -38,14 +36,12 @@ def test_a_bad_token_that_became_likely_is_not_amplified():
     np.testing.assert_allclose(low, [0.8, 0.1, 1.0], rtol=1e-6)
     assert of(ratios, -1.0, safe_ratio=None)[0] == pytest.approx(1.2)
 
-
-def test_masked_tokens_are_neither_read_nor_counted_in_distances():
+    # Masked tokens are neither read nor counted in distances.
     options = {"half_life": 1} | OPEN
     holes = of([4, 7, 7, 0.5, 4], mask=[True, False, False, True, True], **options)
     np.testing.assert_allclose(holes, [4, 0, 0, 1, 4], rtol=1e-6)
 
-
-def test_an_endless_half_life_sums_the_rest_and_none_takes_the_token_alone():
+    # An endless half life sums the rest and none takes the token alone.
     rng = np.random.default_rng(0)
     d = rng.normal(0, 0.1, 7)
     rest = np.exp(np.cumsum(d[::-1])[::-1])

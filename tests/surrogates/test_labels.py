@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_surrogates import real
 from rows import for_each
 from surrogate_cases import numeric_gradient
 
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of
-from jaxrl_llm.surrogates import real
 
 SHAPE = (4, 3, 5)
 LENGTHS = np.array([[5, 3, 1], [0, 4, 2], [2, 2, 5], [1, 3, 3]])
@@ -64,13 +64,13 @@ def test_value_and_gradient_match_float64(tau):
     assert not np.any(gradient[3, 0])  # an answer at the baseline
 
 
-def test_for_the_old_policy_a_kind_shares_its_weight_equally():
+def test_shares_of_responses():
+    # For the old policy a kind shares its weight equally.
     for old in (LOGP, None):
         gradient = jax.grad(lambda x, o=old: loss(x, o))(jnp.asarray(LOGP)).sum(-1) * len(LOGP)
         np.testing.assert_allclose(gradient[0], [-2 / 3, -2 / 3, 2 / 2], rtol=1e-5)
 
-
-def test_the_weight_of_a_response_is_bounded_and_falls_as_it_is_learned():
+    # The weight of a response is bounded and falls as it is learned.
     def weights(score):
         logp = jnp.array([[score], [0.0]])
         loss = lambda x: real(x, 0 * x, jnp.array([1.0, -1.0]), jnp.ones((2, 1), bool))[0, 0]  # noqa: E731
@@ -79,6 +79,11 @@ def test_the_weight_of_a_response_is_bounded_and_falls_as_it_is_learned():
     found = [weights(score) for score in (-15.0, -1.0, 0.0, 1.0, 15.0)]
     assert found == sorted(found, reverse=True)
     np.testing.assert_allclose([found[0], found[2], found[-1]], [2.0, 1.0, 0.0], atol=1e-6)
+
+    # An impossible response is finite.
+    logp = jnp.asarray(LOGP).at[0, 0, 0].set(-jnp.inf).at[0, 2, 0].set(-jnp.inf)
+    value, gradient = jax.value_and_grad(loss)(logp)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
 def test_only_signs_of_advantages_count_and_masked_cells_are_not_read():
@@ -90,12 +95,6 @@ def test_only_signs_of_advantages_count_and_masked_cells_are_not_read():
         np.testing.assert_array_equal(loss(*dirty, sides), expected)
         assert np.isfinite(jax.grad(lambda x: loss(x, *dirty[1:], sides))(dirty[0])).all()  # noqa: B023
     assert np.isnan(loss(LOGP, advantages=np.where(ADVANTAGES == 0.5, np.nan, ADVANTAGES)))
-
-
-def test_an_impossible_response_is_finite():
-    logp = jnp.asarray(LOGP).at[0, 0, 0].set(-jnp.inf).at[0, 2, 0].set(-jnp.inf)
-    value, gradient = jax.value_and_grad(loss)(logp)
-    assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
 def test_constants_and_traits():

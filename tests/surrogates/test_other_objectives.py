@@ -1,5 +1,6 @@
 """What the surrogates that are no plain policy gradient promise, against float64 NumPy."""
 
+import functools
 import inspect
 
 import jax
@@ -136,7 +137,7 @@ CASES = {
     "chord": (surrogates.chord, {"eps_high": 0.3, "dual_clip": 1.3}, GUIDED, ref_chord),
     "icpo": (surrogates.icpo, {"gamma": 0.4, "eps_high": 0.3}, GUIDED, guided(0.2, 0.3, 3.0, 0.4)),
 }
-every = pytest.mark.parametrize("name", CASES)
+every = for_each("name", CASES)
 MOVING = {"rover": ("logp",), "otr": ("one_token_loss",), "sdpo": ("student_logp",)} | {
     "gkd": ("divergence",),
     "sdpo_taught": ("student_logp",),
@@ -171,8 +172,23 @@ def call(name, arrays, mask=MASK, **changes):
     return function(*places, mask, **rest, **options)
 
 
-def total(name, arrays, weights):
-    return jnp.sum(weights * call(name, arrays))
+@functools.cache
+def program(name):
+    """Token losses, and gradients of their weighted sum by all that is floating point."""
+
+    def loss(floats, fixed, mask, weights):
+        tokens = call(name, floats | fixed, mask)
+        return jnp.sum(weights * tokens), tokens
+
+    return jax.jit(jax.grad(loss, has_aux=True))
+
+
+def run(name, arrays, mask=MASK, weights=None):
+    floats = {k: v for k, v in arrays.items() if v.dtype != bool}
+    fixed = {k: v for k, v in arrays.items() if v.dtype == bool}
+    weights = np.ones(SHAPE, np.float32) if weights is None else weights
+    gradients, tokens = program(name)(floats, fixed, mask, weights)
+    return np.asarray(tokens), {k: np.asarray(v) for k, v in gradients.items()}
 
 
 @every
@@ -182,14 +198,10 @@ def test_value_and_gradient_match_float64(name, seed):
     weights = np.random.default_rng(seed + 10).uniform(0.5, 1.5, SHAPE).astype(np.float32)
     exact = {k: v if v.dtype == bool else v.astype(np.float64) for k, v in arrays.items()}
     reference = CASES[name][3]
-    loss = call(name, arrays)
-    np.testing.assert_allclose(loss, MASK * reference(exact, exact), rtol=2e-5, atol=2e-6)
-    moving = MOVING.get(name, ("logp",))
-    floats = {k: v for k, v in arrays.items() if v.dtype != bool}
-    fixed = {k: v for k, v in arrays.items() if v.dtype == bool}
-    gradients = jax.jit(jax.grad(lambda f: total(name, f | fixed, weights)))(floats)
+    tokens, gradients = run(name, arrays, weights=weights)
+    np.testing.assert_allclose(tokens, MASK * reference(exact, exact), rtol=2e-5, atol=2e-6)
     for key, gradient in gradients.items():
-        if key not in moving:
+        if key not in MOVING.get(name, ("logp",)):
             assert not np.any(gradient), key
             continue
         expected = np.zeros(gradient.shape)
@@ -206,66 +218,46 @@ def test_value_and_gradient_match_float64(name, seed):
 @every
 def test_masked_cells_are_never_read(name):
     arrays = make(name, 1)
-    weights = np.ones(SHAPE, np.float32)
-    floats = {k for k, v in arrays.items() if v.dtype != bool}
-
-    @jax.jit
-    def both(floats):
-        return jax.value_and_grad(lambda f: total(name, {**arrays, **f}, weights))(floats)
 
     def dirty(x, junk):
+        if x.dtype == bool:
+            return x
         if x.shape == MASK.shape[:-1]:
             return np.where(MASK.any(-1), x, junk)
         return np.where(MASK[..., None] if x.ndim == 4 else MASK, x, junk)
 
-    clean = both({k: arrays[k] for k in floats})
-    assert np.all(np.asarray(call(name, arrays))[~MASK] == 0)
+    clean = run(name, arrays)
+    assert np.all(clean[0][~MASK] == 0)
     for junk in np.float32([1e4, np.nan, np.inf, -np.inf]):
-        found = both({k: dirty(arrays[k], junk) for k in floats})
+        found = run(name, {k: dirty(v, junk) for k, v in arrays.items()})
         jax.tree.map(np.testing.assert_array_equal, found, clean)
+    tokens, gradients = run(name, arrays, np.zeros(SHAPE, bool))
+    assert not np.any(tokens) and not any(map(np.any, gradients.values()))
 
 
-@every
-def test_no_old_policy_means_the_policy_itself(name):
+@pytest.mark.of_many
+@pytest.mark.parametrize("name", CASES)
+def test_other_ways_to_call_it(name):
+    """Eagerly, mapped, without an old policy and in bfloat16."""
     arrays = make(name, 2)
-    arrays["old_logp"] = arrays["logp"]
-    if name == "rover":
-        arrays["old_mean_log_probs"] = arrays["mean_log_probs"]
-    none = {"old_logp": None} | ({"old_mean_log_probs": None} if name == "rover" else {})
-    np.testing.assert_array_equal(call(name, arrays, **none), call(name, arrays))
-
-
-@every
-def test_jit_vmap_and_eager_agree(name):
-    arrays = {k: jnp.asarray(v) for k, v in make(name, 3).items()}
-    eager = call(name, arrays)
-    jitted = jax.jit(lambda a: call(name, a))(arrays)
-    np.testing.assert_allclose(jitted, eager, rtol=1e-5, atol=1e-7)
-    mapped = jax.vmap(lambda a, m: call(name, a, m))(arrays, jnp.asarray(MASK))
-    np.testing.assert_allclose(mapped, eager, rtol=1e-5, atol=1e-7)
-
-
-@every
-def test_bfloat16_in_float32_out(name):
-    low = {
-        k: v if v.dtype == bool else jnp.asarray(v, jnp.bfloat16) for k, v in make(name, 4).items()
-    }
+    tokens, _ = run(name, arrays)
+    np.testing.assert_allclose(call(name, arrays), tokens, rtol=1e-5, atol=1e-7)
+    mapped = jax.jit(jax.vmap(lambda a, m: call(name, a, m)))(arrays, MASK)
+    np.testing.assert_allclose(mapped, tokens, rtol=1e-5, atol=1e-7)
+    old = {"old_logp": "logp"} | (
+        {"old_mean_log_probs": "mean_log_probs"} if name == "rover" else {}
+    )
+    none = dict.fromkeys(old)
+    same, _ = run(name, arrays | {k: arrays[v] for k, v in old.items()})
+    alone = jax.jit(lambda a: call(name, a, **none))(arrays)
+    np.testing.assert_allclose(alone, same, rtol=1e-6)
     # Rounding must leave some mass to the tail.
-    low = {k: v - 0.1 if v.ndim == 4 else v for k, v in low.items()}
-    out = call(name, low)
+    low = {k: v - 0.1 if v.ndim == 4 else v for k, v in arrays.items()}
+    low = {k: v if v.dtype == bool else jnp.asarray(v, jnp.bfloat16) for k, v in low.items()}
+    out = jax.jit(lambda a: call(name, a))(low)
     assert out.dtype == jnp.float32
-    full = {k: v if v.dtype == bool else v.astype(jnp.float32) for k, v in low.items()}
-    np.testing.assert_array_equal(out, call(name, full))
-
-
-@every
-def test_all_masked_is_finite(name):
-    arrays = {k: jnp.asarray(v) for k, v in make(name, 5).items()}
-    nothing = jnp.zeros(SHAPE, bool)
-    loss = lambda x: call(name, {**arrays, "logp": x}, nothing).sum()  # noqa: E731
-    value, gradient = jax.value_and_grad(loss)(arrays["logp"])
-    assert value == 0
-    assert not np.any(gradient)
+    full = {k: v if v.dtype == bool else np.asarray(v, np.float32) for k, v in low.items()}
+    np.testing.assert_allclose(out, run(name, full)[0], rtol=1e-6)
 
 
 @every

@@ -2,13 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from rows import for_each
-
-from jaxrl_llm.aggregate import sequence_mean, sequence_sum, weighted_sum
-from jaxrl_llm.surrogates import (
+from compiled_surrogates import (
     gmpo,
     gspo,
     gspo_token,
@@ -22,6 +16,12 @@ from jaxrl_llm.surrogates import (
     vespo,
     vespo_weights,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from rows import for_each
+
+from jaxrl_llm.aggregate import sequence_mean, weighted_sum
 
 RNG = np.random.default_rng(0)
 OLD = jnp.asarray(RNG.normal(-1.0, 0.5, (6, 5)), jnp.float32)
@@ -37,18 +37,17 @@ def loss_and_gradient(surrogate, logp, advantages=ADVANTAGES, old=OLD, mask=MASK
     return jax.value_and_grad(loss)(logp)
 
 
-def test_ratio_worked_number():
+def test_sequence_ratio():
+    # Ratio worked number.
     difference = jnp.array([0.2, -0.1, 0.05])
     ratio = sequence_ratio(difference - 1.0, jnp.full(3, -1.0), jnp.ones(3, bool))
     np.testing.assert_allclose(ratio, 1.051271, atol=1e-6)
 
-
-def test_ratio_of_an_empty_sequence_is_one():
+    # Ratio of an empty sequence is one.
     ratio = sequence_ratio(jnp.full((1, 3), jnp.nan), None, jnp.zeros((1, 3), bool))
     np.testing.assert_array_equal(ratio, [1.0])
 
-
-def test_ratio_adds_raw_differences():
+    # Ratio adds raw differences.
     # 60/3 = 20 before the cap; a clamp to 20 a token would give 20/3 and stay below the cap.
     logp, mask = jnp.array([60.0, 0.0, 0.0]), jnp.ones(3, bool)
     np.testing.assert_allclose(sequence_ratio(logp, jnp.zeros(3), mask), np.exp(10.0), rtol=1e-5)
@@ -56,13 +55,8 @@ def test_ratio_adds_raw_differences():
     np.testing.assert_allclose(sequence_ratio(logp, jnp.zeros(3), mask), np.exp(-9.0), rtol=1e-5)
 
 
-def test_on_policy_value_is_minus_the_advantage():
-    for surrogate in (gspo, gspo_token):
-        loss = surrogate(LOGP, LOGP, ADVANTAGES, MASK)
-        np.testing.assert_array_equal(loss, jnp.where(MASK, -ADVANTAGES[:, None], 0.0))
-
-
-def test_unclipped_gradient_is_minus_a_s_over_the_length():
+def test_gspo_on_policy_and_unclipped():
+    # Unclipped gradient is minus a s over the length.
     free = {"eps_low": np.inf, "eps_high": np.inf}
     _, gradient = loss_and_gradient(gspo, LOGP, **free)
     s = sequence_ratio(LOGP, OLD, MASK)[:, None]
@@ -70,6 +64,14 @@ def test_unclipped_gradient_is_minus_a_s_over_the_length():
     non_empty = 5  # the mean over sequences divides by this
     expected = jnp.where(MASK, -ADVANTAGES[:, None] * s / lengths / non_empty, 0.0)
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+
+    # Token advantages act token by token.
+    advantages = jnp.asarray(RNG.normal(size=(6, 5)), jnp.float32)
+    _, gradient = loss_and_gradient(
+        gspo_token, LOGP, advantages=advantages, eps_low=np.inf, eps_high=np.inf
+    )
+    s = sequence_ratio(LOGP, OLD, MASK)[:, None]
+    np.testing.assert_allclose(gradient, -advantages * s * sequence_mean(MASK), rtol=1e-5)
 
 
 @for_each("options", [{}, {"eps_low": 0.05, "eps_high": 0.08}, {"eps_low": 5.0, "eps_high": 5.0}])
@@ -85,7 +87,8 @@ def test_token_form_equals_sequence_form(options, shift):
         np.testing.assert_allclose(got[1], plain[1], rtol=1e-5, atol=1e-9)
 
 
-def test_clip_is_by_sequence():
+def test_gspo_clips_a_whole_sequence():
+    # Clip is by sequence.
     old, mask = jnp.zeros((1, 3)), jnp.ones((1, 3), bool)
     logp = jnp.array([[0.6, -0.1, 0.1]])  # s = e^0.2
     for surrogate in (gspo, gspo_token):
@@ -97,8 +100,7 @@ def test_clip_is_by_sequence():
         np.testing.assert_allclose(value, -np.exp(0.2), rtol=1e-6)
         np.testing.assert_allclose(gradient, np.full((1, 3), -np.exp(0.2) / 3), rtol=1e-5)
 
-
-def test_beyond_the_cap_the_value_is_flat():
+    # Beyond the cap the value is flat.
     old, mask = jnp.zeros((1, 2)), jnp.ones((1, 2), bool)
     for surrogate in (gspo, gspo_token):
         value, gradient = loss_and_gradient(
@@ -108,7 +110,7 @@ def test_beyond_the_cap_the_value_is_flat():
         assert not np.any(gradient)
 
 
-@pytest.mark.parametrize("surrogate", [gspo, gspo_token])
+@for_each("surrogate", [gspo, gspo_token])
 def test_one_token_is_ppo(surrogate):
     logp, old, mask = LOGP[:, :1], OLD[:, :1], jnp.ones((6, 1), bool)
     options = {"old": old, "mask": mask, "eps_low": 0.1, "eps_high": 0.15}
@@ -118,20 +120,25 @@ def test_one_token_is_ppo(surrogate):
     np.testing.assert_allclose(got[1], expected[1], rtol=1e-6)
 
 
-def test_token_advantages_act_token_by_token():
-    advantages = jnp.asarray(RNG.normal(size=(6, 5)), jnp.float32)
-    _, gradient = loss_and_gradient(
-        gspo_token, LOGP, advantages=advantages, eps_low=np.inf, eps_high=np.inf
-    )
-    s = sequence_ratio(LOGP, OLD, MASK)[:, None]
-    np.testing.assert_allclose(gradient, -advantages * s * sequence_mean(MASK), rtol=1e-5)
-
-
-def test_luspo_worked_number():
+def test_luspo():
+    # Luspo worked number.
     mask = jnp.arange(4) < jnp.array([2, 4])[:, None]
     logp = jnp.full((2, 4), -1.0)
     loss = luspo(logp, None, jnp.array([1.0, -1.0]), mask)
     np.testing.assert_allclose(weighted_sum(loss, sequence_mean(mask)), 1.0, rtol=1e-6)
+
+    # Luspo gradient of a token does not depend on the length.
+    _, gradient = loss_and_gradient(luspo, LOGP, eps_low=np.inf, eps_high=np.inf)
+    s = sequence_ratio(LOGP, OLD, MASK)[:, None]
+    expected = jnp.where(MASK, -ADVANTAGES[:, None] * s / 5, 0.0)  # five are not empty
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+
+    # Luspo clips a whole sequence.
+    old, mask = jnp.zeros((1, 3)), jnp.ones((1, 3), bool)
+    options = {"advantages": jnp.ones(1), "old": old, "mask": mask}
+    value, gradient = loss_and_gradient(luspo, jnp.full((1, 3), 0.1), **options)
+    np.testing.assert_allclose(value, -3 * 1.0025, rtol=1e-6)
+    assert not np.any(gradient)
 
 
 @for_each("epsilon", [0.02, np.inf])
@@ -144,35 +151,6 @@ def test_luspo_is_length_times_gspo_at_equal_lengths(epsilon):
         strict=True,
     ):
         np.testing.assert_allclose(got, 3 * expected, rtol=1e-6, atol=1e-6)
-
-
-def test_luspo_gradient_of_a_token_does_not_depend_on_the_length():
-    _, gradient = loss_and_gradient(luspo, LOGP, eps_low=np.inf, eps_high=np.inf)
-    s = sequence_ratio(LOGP, OLD, MASK)[:, None]
-    expected = jnp.where(MASK, -ADVANTAGES[:, None] * s / 5, 0.0)  # five are not empty
-    np.testing.assert_allclose(gradient, expected, rtol=1e-5)
-
-
-def test_luspo_on_policy_has_the_gradient_of_the_summed_policy_gradient():
-    _, gradient = loss_and_gradient(luspo, LOGP, old=LOGP)
-    weights = sequence_sum(MASK)
-    plain = jax.grad(lambda x: weighted_sum(reinforce(x, None, ADVANTAGES, MASK), weights))(LOGP)
-    np.testing.assert_allclose(gradient, plain, rtol=1e-6)
-
-
-def test_luspo_clips_a_whole_sequence():
-    old, mask = jnp.zeros((1, 3)), jnp.ones((1, 3), bool)
-    options = {"advantages": jnp.ones(1), "old": old, "mask": mask}
-    value, gradient = loss_and_gradient(luspo, jnp.full((1, 3), 0.1), **options)
-    np.testing.assert_allclose(value, -3 * 1.0025, rtol=1e-6)
-    assert not np.any(gradient)
-
-
-def test_luspo_refuses_bad_options():
-    with pytest.raises(ValueError, match=r"luspo: advantages .*\(6,\); got \(6, 5\)\."):
-        luspo(LOGP, OLD, jnp.ones((6, 5)), MASK)
-    with pytest.raises(ValueError, match="luspo: eps_low must not be negative"):
-        luspo(LOGP, OLD, ADVANTAGES, MASK, eps_low=-0.1)
 
 
 def test_one_turn_is_a_sequence_and_turns_are_sequences():
@@ -204,11 +182,6 @@ def test_a_token_that_neither_policy_can_produce_has_ratio_one():
         got = loss_and_gradient(surrogate, logp, old=old, eps_low=1.0, eps_high=1.0, **more)
         np.testing.assert_allclose(got[0], value, rtol=1e-6)
         np.testing.assert_allclose(got[1], gradient, rtol=1e-6)
-
-
-def test_gspo_refuses_token_advantages():
-    with pytest.raises(ValueError, match=r"gspo: advantages .*\(6,\); got \(6, 5\).*gspo_token"):
-        gspo(LOGP, OLD, jnp.ones((6, 5)), MASK)
 
 
 @for_each("surrogate", [gspo, gspo_token])
@@ -268,20 +241,14 @@ def test_worked_numbers(advantage, value, gradient):
     assert (np.asarray(got[1]) == 0).tolist() == [g == 0 for g in gradient]
 
 
-def test_a_clipped_token_keeps_the_others_moving():
+def test_gmpo():
+    # A clipped token keeps the others moving.
     # Far above for a good sequence, far below for a bad one: that token alone has no gradient.
     for sign in (1.0, -1.0):
         _, gradient = value_and_gradient(sign * jnp.array([0.5, 0.1, -0.1]), jnp.float32(sign))
         assert (np.asarray(gradient) == 0).tolist() == [True, False, False]
 
-
-GMPO_RNG = np.random.default_rng(0)
-GMPO_OLD = jnp.asarray(GMPO_RNG.normal(-1.0, 0.5, (6, 5)), jnp.float32)
-GMPO_LOGP = GMPO_OLD + jnp.asarray(GMPO_RNG.normal(0, 0.3, (6, 5)), jnp.float32)
-FREE = {"eps_low": np.inf, "eps_high": np.inf}
-
-
-def test_without_bounds_it_is_gspo():
+    # Without bounds it is gspo.
     def both(function):
         def loss(x):
             tokens = function(x, GMPO_OLD, ADVANTAGES, MASK, **FREE)
@@ -296,29 +263,31 @@ def test_without_bounds_it_is_gspo():
         np.delete(ratio, 4), np.delete(sequence_ratio(GMPO_LOGP, GMPO_OLD, MASK), 4), rtol=1e-6
     )
 
-
-def test_on_policy_the_gradient_is_the_advantage_over_the_length():
-    def loss(x):
-        return weighted_sum(gmpo(x, GMPO_LOGP, ADVANTAGES, MASK), sequence_mean(MASK))
-
-    lengths = jnp.maximum(MASK.sum(-1, keepdims=True), 1)
-    expected = jnp.where(MASK, -ADVANTAGES[:, None] / lengths / 5, 0.0)
-    np.testing.assert_allclose(jax.grad(loss)(GMPO_LOGP), expected, rtol=1e-6)
-
-
-def test_an_empty_sequence_is_zero_and_does_not_count():
+    # An empty sequence is zero and does not count.
     mask = jnp.array([[True, True], [False, False]])
     loss = gmpo(jnp.zeros((2, 2)), None, jnp.array([1.0, jnp.nan]), mask)
     assert loss.tolist() == [[-1.0, -1.0], [0.0, 0.0]]
     assert weighted_sum(loss, sequence_mean(mask)) == -1.0
 
-
-def test_nothing_but_the_clip_bounds_the_mean():
+    # Nothing but the clip bounds the mean.
     value, _ = value_and_gradient(jnp.array([30.0]), jnp.float32(-1.0))
     np.testing.assert_allclose(value, np.exp(30.0), rtol=1e-5)
     value, gradient = value_and_gradient(jnp.array([30.0]), jnp.float32(1.0))
     np.testing.assert_allclose(value, -np.exp(0.4), rtol=1e-6)
     assert gradient[0] == 0
+
+    # Without an advantage no ratio is too far.
+    mask, advantages = jnp.ones((1, 2), bool), jnp.zeros(1)
+    loss = lambda x: gmpo(x, jnp.zeros((1, 2)), advantages, mask).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(loss)(jnp.full((1, 2), 200.0))
+    assert value == 0
+    np.testing.assert_array_equal(gradient, [[0.0, 0.0]])
+
+
+GMPO_RNG = np.random.default_rng(0)
+GMPO_OLD = jnp.asarray(GMPO_RNG.normal(-1.0, 0.5, (6, 5)), jnp.float32)
+GMPO_LOGP = GMPO_OLD + jnp.asarray(GMPO_RNG.normal(0, 0.3, (6, 5)), jnp.float32)
+FREE = {"eps_low": np.inf, "eps_high": np.inf}
 
 
 @settings(max_examples=30, deadline=None)
@@ -334,18 +303,21 @@ def test_the_clip_never_makes_the_objective_larger(log_ratio, advantage, epsilon
 
 
 def test_bad_options_are_named():
+    # Bad options are named.
     with pytest.raises(ValueError, match=r"gmpo: advantages .*\(6,\); got \(6, 5\)\."):
         gmpo(GMPO_LOGP, GMPO_OLD, jnp.ones((6, 5)), MASK)
     with pytest.raises(ValueError, match="gmpo: eps_high must not be negative"):
         gmpo(GMPO_LOGP, GMPO_OLD, ADVANTAGES, MASK, eps_high=-0.1)
 
+    # Luspo refuses bad options.
+    with pytest.raises(ValueError, match=r"luspo: advantages .*\(6,\); got \(6, 5\)\."):
+        luspo(LOGP, OLD, jnp.ones((6, 5)), MASK)
+    with pytest.raises(ValueError, match="luspo: eps_low must not be negative"):
+        luspo(LOGP, OLD, ADVANTAGES, MASK, eps_low=-0.1)
 
-def test_without_an_advantage_no_ratio_is_too_far():
-    mask, advantages = jnp.ones((1, 2), bool), jnp.zeros(1)
-    loss = lambda x: gmpo(x, jnp.zeros((1, 2)), advantages, mask).sum()  # noqa: E731
-    value, gradient = jax.value_and_grad(loss)(jnp.full((1, 2), 200.0))
-    assert value == 0
-    np.testing.assert_array_equal(gradient, [[0.0, 0.0]])
+    # Gspo refuses token advantages.
+    with pytest.raises(ValueError, match=r"gspo: advantages .*\(6,\); got \(6, 5\).*gspo_token"):
+        gspo(LOGP, OLD, jnp.ones((6, 5)), MASK)
 
 
 # VESPO: the soft weight of a sequence, and the policy gradient with it.
@@ -370,14 +342,14 @@ def reference(logp, behavior, advantages, mask, pos=(2.0, 3.0), neg=(3.0, 2.0)):
     return out
 
 
-def test_vespo_worked_numbers():
+def test_vespo_weights():
+    # Vespo worked numbers.
     logp, mask = jnp.log(jnp.array([[0.5], [2.0], [1.0], [1.0]])), jnp.ones((4, 1), bool)
     advantages = jnp.array([1.0, -1.0, 1.0, -1.0])
     phi = vespo_weights(logp, jnp.zeros((4, 1)), advantages, mask)
     np.testing.assert_allclose(phi[:, 0], [1.120422, 1.082682, 1.0, 1.0], atol=2e-6)
 
-
-def test_weights_equal_the_float64_reference():
+    # Weights equal the float64 reference.
     phi = vespo_weights(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK)
     np.testing.assert_allclose(
         phi, reference(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK), rtol=2e-5, atol=1e-7
@@ -389,8 +361,7 @@ def test_weights_equal_the_float64_reference():
     )
     np.testing.assert_allclose(phi, expected, rtol=2e-5, atol=1e-7)
 
-
-def test_the_weight_is_greatest_at_k_over_lambda_and_dies_out():
+    # The weight is greatest at k over lambda and dies out.
     w = np.array([0.1, 0.5, 2 / 3, 0.9, 3.0, 40.0], np.float32)
     phi = vespo_weights(
         np.log(w)[:, None],
@@ -409,7 +380,8 @@ def test_far_off_it_is_finite(shift):
     assert np.isfinite(phi).all() and np.isfinite(loss).all()
 
 
-def test_token_advantages_choose_their_branch_token_by_token():
+def test_vespo():
+    # Token advantages choose their branch token by token.
     advantages = np.where(VESPO_RNG.random(VESPO_MASK.shape) < 0.5, 1.0, -1.0).astype(np.float32)
     phi = vespo_weights(VESPO_LOGP, BEHAVIOR, advantages, VESPO_MASK)
     good = vespo_weights(
@@ -420,8 +392,7 @@ def test_token_advantages_choose_their_branch_token_by_token():
     )
     np.testing.assert_array_equal(phi, jnp.where(advantages > 0, good, bad))
 
-
-def test_loss_and_gradient_are_those_of_weighted_reinforce():
+    # Loss and gradient are those of weighted reinforce.
     phi = reference(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK)
     options = {"behavior_logp": BEHAVIOR}
     loss = vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **options)
@@ -432,15 +403,13 @@ def test_loss_and_gradient_are_those_of_weighted_reinforce():
     )(VESPO_LOGP)
     np.testing.assert_allclose(gradient, -phi * VESPO_ADVANTAGES[..., None], rtol=2e-5, atol=1e-6)
 
-
-def test_an_impossible_token_of_advantage_zero_gives_exactly_zero():
+    # An impossible token of advantage zero gives exactly zero.
     logp, mask, advantages = jnp.array([[-jnp.inf, -1.0]]), jnp.ones((1, 2), bool), jnp.zeros(1)
     loss = lambda x: vespo(x, None, advantages, mask)  # noqa: E731
     assert not np.any(loss(logp))
     assert not np.any(jax.grad(lambda x: loss(x).sum())(logp))
 
-
-def test_without_a_behavior_policy_it_takes_the_proximal_one():
+    # Without a behavior policy it takes the proximal one.
     np.testing.assert_array_equal(
         vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK),
         vespo(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK, behavior_logp=VESPO_OLD),

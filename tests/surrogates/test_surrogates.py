@@ -26,203 +26,171 @@ from jaxrl_llm.core import traits_of
 POLICY_GRADIENTS = [name for name, case in CASES.items() if traits_of(case[0]).policy_gradient]
 
 
+WEIGHTED = ["reinforce", "ppo_clip", "dapo_clip", "fipo"]
+JUNK = np.float32([1e4, -1e4, np.nan, np.inf, -np.inf])
+ONES = np.ones(SHAPE, np.float32)
+
+
 @functools.cache
-def gradient(name):
-    """Of a weighted sum of the token losses, compiled."""
+def compiled(name):
+    """Token losses, and gradients of their weighted sum by policy, old policy and advantages."""
     function, options, _ = CASES[name]
 
-    def loss(x, old, advantages, weights):
-        return jnp.sum(weights * function(x, old, advantages, MASK, **options))
+    def loss(x, old, advantages, mask, weights):
+        tokens = function(x, old, advantages, mask, **options)
+        return jnp.sum(weights * tokens), tokens
 
-    return jax.jit(jax.grad(loss))
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+
+def run(name, logp, old, advantages, mask=MASK, weights=ONES):
+    """One program a case: every test gives it the same shapes."""
+    if advantages.ndim == 2 and name not in SEQUENCE_ADVANTAGES:
+        advantages = np.broadcast_to(advantages[..., None], SHAPE)
+    gradients, tokens = compiled(name)(logp, old, advantages, mask, weights)
+    return np.asarray(tokens), [np.asarray(x) for x in gradients]
 
 
 @for_each("name", CASES)
-@for_each("per_token", [False, True])
-@for_each("seed", range(3))
-def test_value_and_gradient_match_float64(name, per_token, seed):
-    per_token = per_token and name not in SEQUENCE_ADVANTAGES
-    function, options, reference = CASES[name]
-    logp, old, advantages = make(seed, per_token)
-    weights = np.random.default_rng(seed + 10).uniform(0.5, 1.5, SHAPE)
-    x64, old64 = logp.astype(np.float64), old.astype(np.float64)
-    a64 = (advantages if per_token else advantages[..., None]).astype(np.float64)
+def test_value_and_gradient_match_float64(name):
+    reference, moved = CASES[name][2], False
+    for seed, per_token in enumerate((True, False, True)):
+        logp, old, advantages = make(seed, per_token and name not in SEQUENCE_ADVANTAGES)
+        weights = np.random.default_rng(seed + 10).uniform(0.5, 1.5, SHAPE)
+        x64, old64, a64 = (x.astype(np.float64) for x in (logp, old, advantages))
+        a64 = a64 if a64.ndim == 3 else a64[..., None]
 
-    def loss64(x):
-        return np.sum(weights * MASK * reference(x, x64, old64, a64, MASK))
+        def loss64(x):
+            return np.sum(weights * MASK * reference(x, x64, old64, a64, MASK))  # noqa: B023
 
-    tokens = function(logp, old, advantages, MASK, **options)
-    expected = MASK * reference(x64, x64, old64, a64, MASK)
-    np.testing.assert_allclose(tokens, expected, rtol=1e-5, atol=1e-6)
-    got = gradient(name)(logp, old, advantages, weights)
-    np.testing.assert_allclose(got, numeric_gradient(loss64, x64), rtol=1e-4, atol=1e-5)
+        tokens, gradients = run(name, logp, old, advantages, weights=weights.astype(np.float32))
+        expected = MASK * reference(x64, x64, old64, a64, MASK)
+        np.testing.assert_allclose(tokens, expected, rtol=1e-5, atol=1e-6)
+        slope = numeric_gradient(loss64, x64)
+        np.testing.assert_allclose(gradients[0], slope, rtol=1e-4, atol=1e-5)
+        moved |= bool(np.any(gradients[0]))
+        # The old policy and the advantages are constants.
+        assert not np.any(gradients[1]) and not np.any(gradients[2])
+    assert moved
 
 
 @for_each("name", CASES)
 def test_masked_cells_are_never_read(name):
-    function, options, _ = CASES[name]
     arrays = make(1, per_token=name in TOKEN_ADVANTAGES)
     kept = [MASK, MASK, MASK if arrays[2].ndim == 3 else MASK.any(-1)]
-
-    @jax.jit
-    def both(*arrays):
-        loss = lambda x: function(x, *arrays[1:], MASK, **options)  # noqa: E731
-        return loss(arrays[0]), jax.grad(lambda x: loss(x).sum())(arrays[0])
-
-    clean = np.asarray(both(*arrays))
-    assert np.all(clean[:, ~MASK] == 0)
-    for junk in np.float32([1e4, -1e4, np.nan, np.inf, -np.inf]):
+    clean, slopes = run(name, *arrays)
+    assert np.all(clean[~MASK] == 0) and np.all(slopes[0][~MASK] == 0)
+    for junk in JUNK:
         dirty = [np.where(k, x, junk) for k, x in zip(kept, arrays, strict=True)]
         for only in ((0,), (1,), (2,), (0, 1, 2)):
             mixed = [dirty[i] if i in only else arrays[i] for i in range(3)]
-            np.testing.assert_array_equal(np.asarray(both(*mixed)), clean)
-
-
-@for_each("name", TOKEN_ADVANTAGES)
-def test_an_empty_sequence_may_have_any_sequence_advantage(name):
-    function, options, _ = CASES[name]
-    logp, old, advantages = map(jnp.asarray, make(2))
-    dirty = jnp.where(MASK.any(-1), advantages, jnp.nan)
-    gradient = jax.grad(lambda x, a: function(x, old, a, MASK, **options).sum())
-    np.testing.assert_array_equal(gradient(logp, dirty), gradient(logp, advantages))
-
-
-@for_each("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
-@for_each("junk", [np.nan, np.inf])
-def test_weight_is_detached_masked_and_multiplied_last(name, junk):
-    function = CASES[name][0]
-    logp, old, advantages = map(jnp.asarray, make(3))
-
-    def moving(x):  # a weight that depends on the policy must not add to the gradient
-        return jnp.where(MASK, 0.5 * jnp.exp(x - old), junk)
-
-    def loss(x, weight):
-        return function(x, old, advantages, MASK, weight=weight)
-
-    np.testing.assert_allclose(
-        loss(logp, moving(logp)), jnp.exp(logp - old) * 0.5 * function(logp, old, advantages, MASK),
-        rtol=1e-6,
-    )  # fmt: skip
-    fixed = jnp.where(MASK, moving(logp), 0.0)
-    got = jax.grad(lambda x: loss(x, moving(x)).sum())(logp)
-    expected = jax.grad(lambda x: (fixed * function(x, old, advantages, MASK)).sum())(logp)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-    per_sequence = jnp.full(SHAPE[:-1], 2.0)
-    np.testing.assert_allclose(
-        loss(logp, per_sequence), 2 * function(logp, old, advantages, MASK), rtol=1e-6
-    )
-
-
-@for_each("name", CASES)
-def test_old_policy_and_advantages_are_constants(name):
-    function, options, _ = CASES[name]
-    arrays = tuple(map(jnp.asarray, make(4)))
-    gradients = jax.grad(lambda *x: function(*x, MASK, **options).sum(), argnums=(0, 1, 2))(*arrays)
-    assert np.any(gradients[0])
-    assert not np.any(gradients[1])
-    assert not np.any(gradients[2])
+            tokens, gradients = run(name, *mixed)
+            np.testing.assert_array_equal(tokens, clean)
+            np.testing.assert_array_equal(gradients[0], slopes[0])
+    tokens, gradients = run(name, *arrays, mask=np.zeros(SHAPE, bool))
+    assert not np.any(tokens) and not np.any(gradients[0])
 
 
 @for_each("name", POLICY_GRADIENTS)
-@for_each("old", ["none", "copy"])
-def test_unchanged_policy_has_the_plain_gradient(name, old):
-    function, options, _ = CASES[name]
-    logp, _, advantages = map(jnp.asarray, make(5))
-    weights = jr.aggregate.sequence_mean(jnp.asarray(MASK))
-
-    def loss(f, x, **kw):
-        old_logp = None if old == "none" else logp
-        return jnp.sum(weights * f(x, old_logp, advantages, MASK, **kw))
-
-    got = jax.grad(lambda x: loss(function, x, **options))(logp)
-    expected = jax.grad(lambda x: loss(surrogates.reinforce, x))(logp)
-    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-9)
-
-
-@for_each("name", CASES)
-def test_no_old_policy_means_the_policy_itself(name):
-    function, options, _ = CASES[name]
-    logp, _, advantages = map(jnp.asarray, make(6))
-    np.testing.assert_array_equal(
-        function(logp, None, advantages, MASK, **options),
-        function(logp, logp, advantages, MASK, **options),
-    )
+def test_unchanged_policy_has_the_plain_gradient(name):
+    logp, _, advantages = make(5)
+    weights = np.asarray(jr.aggregate.sequence_mean(jnp.asarray(MASK)))
+    _, got = run(name, logp, logp, advantages, weights=weights)
+    _, plain = run("reinforce", logp, logp, advantages, weights=weights)
+    np.testing.assert_allclose(got[0], plain[0], rtol=1e-6, atol=1e-9)
 
 
 @for_each("name", [name for name in CASES if name != "kl_cov"])
 def test_zero_advantage_gives_exactly_zero(name):
+    """At a token that is impossible too, whether the old policy could sample it or not."""
+    logp, old, advantages = make(7)
+    never, was_never = logp.copy(), old.copy()
+    never[0, 0, 1] = was_never[0, 0, 1] = -np.inf
+    for policies in ((logp, old), (never, old), (never, was_never)):
+        tokens, gradients = run(name, *policies, 0 * advantages)
+        assert not np.any(tokens)
+        assert not np.any(gradients[0])
+
+
+@for_each("name", WEIGHTED)
+def test_weight_is_detached_masked_and_multiplied_last(name):
     function, options, _ = CASES[name]
-    logp, old, advantages = map(jnp.asarray, make(7))
-    loss = lambda x: function(x, old, 0 * advantages, MASK, **options).sum()  # noqa: E731
-    value, gradient = jax.value_and_grad(loss)(logp)
-    assert value == 0
-    assert not np.any(gradient)
+    logp, old, advantages = make(3)
+    plain, _ = run(name, logp, old, advantages)
 
+    @jax.jit
+    def moving(x, junk):  # a weight that depends on the policy must not add to the gradient
+        def loss(x):
+            weight = jnp.where(MASK, 0.5 * jnp.exp(x - old), junk)
+            tokens = function(x, old, advantages, MASK, weight=weight, **options)
+            return tokens.sum(), tokens
 
-@for_each("name", [name for name in CASES if name != "kl_cov"])
-@for_each("sampled", [False, True])
-def test_an_impossible_token_of_advantage_zero_gives_exactly_zero(name, sampled):
-    """Whether the old policy could sample it or neither policy can."""
-    function, options, _ = CASES[name]
-    logp, old, advantages = map(jnp.asarray, make(7))
-    logp = logp.at[0, 0, 1].set(-jnp.inf)
-    old = old if sampled else old.at[0, 0, 1].set(-jnp.inf)
-    loss = lambda x, a: function(x, old, a, MASK, **options)  # noqa: E731
-    tokens = loss(logp, 0 * advantages)
-    gradient = jax.grad(lambda x: loss(x, 0 * advantages).sum())(logp)
-    assert not np.any(tokens)
-    assert not np.any(gradient)
+        return jax.grad(loss, has_aux=True)(x)
 
+    half = 0.5 * np.exp(logp - old)
+    _, (expected, _, _) = run(name, logp, old, advantages, weights=half)
+    for junk in (np.nan, np.inf):
+        gradient, tokens = moving(logp, junk)
+        np.testing.assert_allclose(tokens, half * plain, rtol=1e-6)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
-@for_each("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
-def test_an_impossible_token_of_weight_zero_gives_exactly_zero(name):
-    function = CASES[name][0]
-    logp, old, _ = map(jnp.asarray, make(7))
-    logp, weight = logp.at[0, 0, 1].set(-jnp.inf), jnp.ones(SHAPE).at[0, 0, 1].set(0.0)
-    loss = lambda x: function(x, old, jnp.ones(SHAPE[:-1]), MASK, weight=weight)  # noqa: E731
-    tokens, gradient = loss(logp), jax.grad(lambda x: loss(x).sum())(logp)
+    @jax.jit
+    def weighted(x, weight):
+        def loss(x):
+            tokens = function(x, old, advantages, MASK, weight=weight, **options)
+            return tokens.sum(), tokens
+
+        return jax.grad(loss, has_aux=True)(x)
+
+    _, per_sequence = weighted(logp, np.full(SHAPE[:-1], 2.0, np.float32))
+    np.testing.assert_allclose(per_sequence, 2 * plain, rtol=1e-6)
+    # An impossible token of weight zero gives exactly zero.
+    weight = ONES.copy()
+    logp[0, 0, 1], weight[0, 0, 1] = -np.inf, 0.0
+    gradient, tokens = weighted(logp, weight)
     assert tokens[0, 0, 1] == gradient[0, 0, 1] == 0
     assert np.isfinite(tokens).all() and np.isfinite(gradient).all()
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", CASES)
-def test_jit_vmap_and_eager_agree(name):
+def test_other_ways_to_call_it(name):
+    """Eagerly, mapped, without an old policy, of one advantage a sequence and in bfloat16."""
     function, options, _ = CASES[name]
     bound = jr.bind(function, **options)
-    logp, old, advantages = map(jnp.asarray, make(8))
-    eager = bound(logp, old, advantages, MASK)
-    np.testing.assert_allclose(jax.jit(bound)(logp, old, advantages, MASK), eager, rtol=1e-6)
-    mapped = jax.vmap(jax.vmap(bound))(logp, old, advantages, jnp.asarray(MASK))
-    np.testing.assert_allclose(mapped, eager, rtol=1e-6)
+    logp, old, advantages = make(8)
+    tokens, gradients = run(name, logp, old, advantages)
+    dirty = (
+        advantages if name in SEQUENCE_ADVANTAGES else np.where(MASK.any(-1), advantages, JUNK[2])
+    )
+    eager = bound(*map(jnp.asarray, (logp, old, dirty)), MASK)
+    np.testing.assert_allclose(eager, tokens, rtol=1e-6)
+    mapped = jax.jit(jax.vmap(jax.vmap(bound)))(logp, old, advantages, MASK)
+    np.testing.assert_allclose(mapped, tokens, rtol=1e-6)
 
+    @jax.jit
+    def without_old(x):
+        tokens = bound(x, None, dirty, MASK)
+        return tokens.sum(), tokens
 
-@for_each("name", CASES)
-def test_bfloat16_in_float32_out(name):
-    function, options, _ = CASES[name]
-    low = [jnp.asarray(x, jnp.bfloat16) for x in make(9)]
-    out = function(*low, MASK, **options)
+    slope, alone = jax.jit(jax.grad(without_old, has_aux=True))(logp)
+    tokens, gradients = run(name, logp, logp, advantages)
+    np.testing.assert_allclose(alone, tokens, rtol=1e-6)
+    np.testing.assert_allclose(slope, gradients[0], rtol=1e-6, atol=1e-9)
+
+    low = [jnp.asarray(x, jnp.bfloat16) for x in (logp, old, advantages)]
+    out = jax.jit(bound)(*low, MASK)
     assert out.dtype == jnp.float32
-    full = function(*(x.astype(jnp.float32) for x in low), MASK, **options)
-    np.testing.assert_array_equal(out, full)
-
-
-@for_each("name", CASES)
-def test_all_masked_is_finite(name):
-    function, options, _ = CASES[name]
-    arrays = tuple(map(jnp.asarray, make(10)))
-    nothing = jnp.zeros(SHAPE, bool)
-    loss = lambda x: function(x, *arrays[1:], nothing, **options).sum()  # noqa: E731
-    value, gradient = jax.value_and_grad(loss)(arrays[0])
-    assert value == 0
-    assert not np.any(gradient)
+    tokens, _ = run(name, *(np.asarray(x, np.float32) for x in low))
+    np.testing.assert_allclose(out, tokens, rtol=1e-6)
 
 
 @for_each("name", CASES)
 def test_bad_arrays_are_named(name):
     function, options, _ = CASES[name]
-    logp, old, advantages = map(jnp.asarray, make())
+    logp, old, advantages = make()
     arrays = {"logp": logp, "old_logp": old, "advantages": advantages, "mask": MASK}
-    integers = jnp.ones(SHAPE, int)
+    integers = np.ones(SHAPE, int)
     for argument, bad, error, message in (
         ("old_logp", old[..., :4], ValueError, r".*logp \(2, 3, 5\).*old_logp \(2, 3, 4\)"),
         ("mask", MASK[..., :1], ValueError, r".*mask \(2, 3, 1\)"),
@@ -246,9 +214,9 @@ def test_bad_arrays_are_named(name):
 @for_each("name", ["reinforce", "ppo_clip", "dapo_clip", "fipo"])
 def test_bad_weight_is_named(name):
     function = CASES[name][0]
-    logp, old, advantages = map(jnp.asarray, make())
+    logp, old, advantages = make()
     with pytest.raises(ValueError, match=rf"{name}: weight must .*got \(5,\)"):
-        function(logp, old, advantages, MASK, weight=jnp.ones(5))
+        function(logp, old, advantages, MASK, weight=np.ones(5))
     with pytest.raises(TypeError, match=f"{name}: weight must be floating"):
         function(logp, old, advantages, MASK, weight=MASK)
 
@@ -272,12 +240,13 @@ def test_bad_weight_is_named(name):
     ],
 )
 def test_bad_options_are_named(function, options, message):
-    logp, old, advantages = map(jnp.asarray, make())
+    logp, old, advantages = make()
     with pytest.raises(ValueError, match=f"^{function}: {message}"):
         getattr(surrogates, function)(logp, old, advantages, MASK, **options)
 
 
-def test_levels():
+def test_traits():
+    # Levels.
     sequence = {name for name, case in CASES.items() if traits_of(case[0]).level == "sequence"}
     assert sequence == SEQUENCE_ADVANTAGES | {"gspo_token", "gspo_token_dual"}
     assert set(CASES) - set(POLICY_GRADIENTS) == {
@@ -289,11 +258,10 @@ def test_levels():
         "hapo",
     }
 
-
-def test_which_surrogates_know_the_old_policy():
-    logp, old, advantages = map(jnp.asarray, make())
-    for case in CASES.values():
-        losses = [case[0](logp, other, advantages, MASK) for other in (old, logp)]
+    # Which surrogates know the old policy.
+    logp, old, advantages = make()
+    for name, case in CASES.items():
+        losses = [run(name, logp, other, advantages)[0] for other in (old, logp)]
         assert traits_of(case[0]).has_ratio == (not np.array_equal(*losses))
 
 

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from jaxrl_llm.surrogates import mean_log_probs, reinforce, rover
+from compiled_surrogates import mean_log_probs, reinforce, rover
+from rows import for_each
 
 OLD, NEW = np.array([0.5, 0.3, 0.2]), np.array([0.6, 0.3, 0.1])
 
 
-def test_worked_q_values():
+def test_worked_numbers():
+    # Worked q values.
     old = jnp.log(jnp.array([0.5, 0.25, 0.2]))
     new = jnp.log(jnp.array([0.55, 0.25, 0.15]))
     q = rover(
@@ -18,13 +19,12 @@ def test_worked_q_values():
     )
     np.testing.assert_allclose(np.sqrt(q), np.abs([0.09531, 0.0, -0.28768]), atol=1e-5)
 
-
-def test_worked_mean_over_the_vocabulary():
+    # Worked mean over the vocabulary.
     gap = mean_log_probs(jnp.log(NEW)) - mean_log_probs(jnp.log(OLD))
     np.testing.assert_allclose(gap, -0.170275, atol=1e-6)
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+@for_each("offset", [0.0, 1e4, -1e4])
 def test_mean_log_probs_against_float64(offset):
     logits = np.random.default_rng(0).normal(0, 2, (3, 7))
     logits = (logits + offset).astype(np.float32)
@@ -37,7 +37,8 @@ def test_mean_log_probs_against_float64(offset):
     np.testing.assert_allclose(gradient, 1 / 7 - np.exp(log_p), rtol=1e-4, atol=1e-6)
 
 
-def test_mean_log_probs_of_a_uniform_distribution_and_of_cut_logits():
+def test_mean_log_probs():
+    # Mean log probs of a uniform distribution and of cut logits.
     np.testing.assert_allclose(mean_log_probs(jnp.full((2, 9), 3.0)), -np.log(9), rtol=1e-6)
     cut = jnp.array([1.0, -jnp.inf, 0.0, -jnp.inf])
     value, gradient = jax.value_and_grad(mean_log_probs)(cut)
@@ -47,13 +48,13 @@ def test_mean_log_probs_of_a_uniform_distribution_and_of_cut_logits():
     assert not np.any(gradient[1::2])
     assert mean_log_probs(cut.astype(jnp.bfloat16)).dtype == jnp.float32
 
-
-def test_it_takes_targets_like_every_statistic():
+    # It takes targets like every statistic.
     logits = jax.random.normal(jax.random.key(0), (5, 4))
     np.testing.assert_array_equal(mean_log_probs(logits, jnp.zeros(5, int)), mean_log_probs(logits))
 
 
-def test_unchanged_policy_has_twice_the_plain_gradient():
+def test_rover():
+    # Unchanged policy has twice the plain gradient.
     logp, mask = jnp.array([[-1.0, -2.0, -0.5]]), jnp.array([[True, True, False]])
     q, advantages = jnp.full((1, 3), -4.0), jnp.array([0.7])
     options = {"mean_log_probs": q, "old_mean_log_probs": None}
@@ -61,8 +62,7 @@ def test_unchanged_policy_has_twice_the_plain_gradient():
     plain = jax.grad(lambda x: reinforce(x, None, advantages, mask).sum())(logp)
     np.testing.assert_allclose(jax.grad(loss)(logp), 2 * plain, rtol=1e-6)
 
-
-def test_without_a_reward_only_a_moved_policy_has_a_gradient():
+    # Without a reward only a moved policy has a gradient.
     old, mask = jnp.array([-1.0, -2.0]), jnp.ones(2, bool)
     old_q = jnp.array([-4.0, -4.0])
 
@@ -76,15 +76,13 @@ def test_without_a_reward_only_a_moved_policy_has_a_gradient():
     moved = gradient(old + 0.3, old_q - 0.1)
     np.testing.assert_allclose(moved, [2 * (0.3 + 0.1), 2 * 0.3], rtol=1e-5)
 
-
-def test_continuation_stops_at_the_last_token_and_at_observations():
+    # Continuation stops at the last token and at observations.
     mask = jnp.array([True, True, False, True, False])
     q, zeros = jnp.array([9.0, 1.0, 2.0, 3.0, 4.0]), jnp.zeros(5)
     loss = rover(zeros, zeros, jnp.zeros(()), mask, mean_log_probs=q, old_mean_log_probs=zeros)
     np.testing.assert_allclose(loss, [1.0, 0.0, 0.0, 0.0, 0.0])
 
-
-def test_beta_zero_regresses_the_reward_alone():
+    # Beta zero regresses the reward alone.
     logp, zeros, mask = jnp.array([0.2, -0.1]), jnp.zeros(2), jnp.ones(2, bool)
     q = jnp.array([5.0, 7.0])
     loss = rover(
@@ -92,8 +90,7 @@ def test_beta_zero_regresses_the_reward_alone():
     )
     np.testing.assert_allclose(loss, [0.09, 0.36], rtol=1e-5)
 
-
-def test_the_mean_bellman_solution_has_zero_loss():
+    # The mean bellman solution has zero loss.
     # Two binary steps with a terminal reward: Q of the uniform policy, as log-ratios of a softmax
     # policy to the uniform one, up to the normalization that both sides of the equation share.
     rewards = np.array([[1.0, 0.0], [0.5, 0.25]])

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_surrogates import soft_min, value_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import for_each
-
-from jaxrl_llm.surrogates import soft_min, value_loss
 
 MASK = np.arange(4) < np.array([[4, 2], [0, 3]])[..., None]
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
@@ -43,7 +42,8 @@ def test_worked_numbers():
     np.testing.assert_allclose(value_loss(old, old, returns, one), 0.5)
 
 
-def test_an_infinite_huber_distance_is_the_square():
+def test_huber():
+    # An infinite huber distance is the square.
     values, old, returns = make()
 
     def loss(x, huber):
@@ -56,6 +56,22 @@ def test_an_infinite_huber_distance_is_the_square():
     # On the distance itself the slope is that of both sides.
     edge = jax.grad(lambda x: value_loss(x, None, jnp.zeros(1), jnp.ones(1, bool), huber=0.5)[0])
     np.testing.assert_allclose(edge(jnp.array([0.5])), [0.5])
+
+    # A huge huber distance is the square.
+    values, old, returns = make(2)
+    np.testing.assert_allclose(
+        value_loss(values, old, returns, MASK, huber=1e6), value_loss(values, old, returns, MASK)
+    )
+
+    # One return a sequence and bfloat16.
+    values, old, _ = make(3)
+    returns = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32)
+    whole = np.broadcast_to(returns[..., None], MASK.shape)
+    np.testing.assert_array_equal(
+        value_loss(values, old, returns, MASK), value_loss(values, old, whole, MASK)
+    )
+    low = [jnp.asarray(x, jnp.bfloat16) for x in (values, old, whole)]
+    assert value_loss(*low, MASK).dtype == jnp.float32
 
 
 @for_each("eps", [0.1, 0.5])
@@ -94,24 +110,6 @@ def test_masked_cells_are_never_read(junk, combine):
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
 
-def test_a_huge_huber_distance_is_the_square():
-    values, old, returns = make(2)
-    np.testing.assert_allclose(
-        value_loss(values, old, returns, MASK, huber=1e6), value_loss(values, old, returns, MASK)
-    )
-
-
-def test_one_return_a_sequence_and_bfloat16():
-    values, old, _ = make(3)
-    returns = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32)
-    whole = np.broadcast_to(returns[..., None], MASK.shape)
-    np.testing.assert_array_equal(
-        value_loss(values, old, returns, MASK), value_loss(values, old, whole, MASK)
-    )
-    low = [jnp.asarray(x, jnp.bfloat16) for x in (values, old, whole)]
-    assert value_loss(*low, MASK).dtype == jnp.float32
-
-
 @for_each(
     ("pair", "alpha", "expected"),
     [((1, 2), 0.3, 1.197428), ((1, 1), 0.3, 1), ((0, 1), 0.01, 0.006931), ((0, 1), 1e3, 0.499875)],
@@ -137,7 +135,7 @@ def test_soft_min_lies_between_the_minimum_and_the_mean(a, b, alpha, shift):
     np.testing.assert_allclose(v, expected, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.3, 30.0])
+@for_each("alpha", [0.05, 0.3, 30.0])
 def test_soft_min_gradient_is_a_distribution_over_the_critics(alpha):
     values = jnp.array([[0.2, 0.5, 0.1], [1.0, 1.0, 1.0], [5.0, -5.0, 0.0]])
     gradient = jax.jit(jax.grad(lambda x: soft_min(x, alpha=alpha).sum()))(values)

@@ -1,0 +1,6 @@
+"""Makes `compiled_regularizers` importable for the tests of this folder."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
