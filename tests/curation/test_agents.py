@@ -4,16 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_curation import align_calls, entropy_branches, top_k_entropy
 from rows import for_each
 
 from jaxrl_llm.advantages import grpo, m_grpo
-from jaxrl_llm.curation import align_calls, entropy_branches, top_k_entropy
 from jaxrl_llm.rewards import call_rewards
 
 branch = jax.jit(entropy_branches)
 
 
-def test_worked_numbers_of_a_branch():
+def test_branches():
+    # Worked numbers of a branch.
     first, now, draws = jnp.array([0.1]), jnp.array([0.8]), jnp.array([[0.6]])
     assert branch(first, now, draws, slots=1).tolist() == [[True]]
     assert branch(first, now, draws, slots=0).tolist() == [[False]]
@@ -26,8 +27,7 @@ def test_worked_numbers_of_a_branch():
     ]
     np.testing.assert_allclose(rates, [0.5, 0.7, 1.0, 0.25], atol=0.03)
 
-
-def test_branches_come_in_order_until_slots_run_out():
+    # Branches come in order until slots run out.
     rng = np.random.default_rng(0)
     for slots in range(5):
         first, now, draws = rng.random(6), rng.random(6) * 2, rng.random((6, 2))
@@ -43,8 +43,7 @@ def test_branches_come_in_order_until_slots_run_out():
             left -= expected[i].sum()
         np.testing.assert_array_equal(ours, expected)
 
-
-def test_entropy_of_the_likeliest_tokens():
+    # Entropy of the likeliest tokens.
     rng = np.random.default_rng(1)
     logp = np.log(rng.dirichlet(np.ones(8), (3, 5))[..., :4]).astype(np.float32)
     where = np.arange(5) < np.array([[5], [2], [0]])
@@ -57,7 +56,8 @@ def test_entropy_of_the_likeliest_tokens():
         np.testing.assert_allclose(ours, expected / np.log(50), rtol=1e-5)
 
 
-def test_worked_numbers_of_calls():
+def test_calls():
+    # Worked numbers of calls.
     rewards, calls = jnp.array([[0.8, 0.6], [0.2, 9.0]]), jnp.array([[0, 1], [0, 0]])
     ours = m_grpo(rewards, calls, call_where=jnp.ones((2, 2), bool))
     np.testing.assert_allclose(ours, [[1.1667, 0.5], [-0.8333, -0.8333]], atol=1e-4)
@@ -78,8 +78,7 @@ def test_worked_numbers_of_calls():
     judged = call_rewards(formats, outcome, weights=(0.5, 1.0, 2.0), quality=formats)
     np.testing.assert_allclose(judged, [[3.5, 1.0], [2.6, 2.6]], rtol=1e-6)
 
-
-def test_calls_are_aligned():
+    # Calls are aligned.
     where = jnp.arange(5) < jnp.array([[5], [3], [2], [0]])
     where = where.at[2].set(jnp.array([False, True, False, True, False]))
     seen, last = set(), set()
@@ -95,30 +94,26 @@ def test_calls_are_aligned():
     assert wide.index[0, :5].tolist() == [0, 1, 2, 3, 4] and wide.index.shape == (4, 7)
 
 
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: entropy_branches(*[jnp.ones(2)] * 2, jnp.ones((3, 1)), slots=1),
-            ValueError,
-            r"entropy_branches: draws must have shape \(2, 1\)",
+BAD = {
+    ValueError: {
+        r"entropy_branches: draws must have shape \(2, 1\)": lambda: entropy_branches(
+            *[jnp.ones(2)] * 2, jnp.ones((3, 1)), slots=1
         ),
-        (lambda: align_calls(jnp.ones((2, 2)), jax.random.key(0), count=1), TypeError, "be bool"),
-        (lambda: top_k_entropy(jnp.ones((2, 2)), vocab_size=1), ValueError, "at least 2; got 1"),
-        (
-            lambda: call_rewards(jnp.ones((2, 2)), jnp.ones(2), quality=jnp.ones((2, 2))),
-            ValueError,
-            "call_rewards: quality goes with a third weight above 0",
+        "at least 2; got 1": lambda: top_k_entropy(jnp.ones((2, 2)), vocab_size=1),
+        "call_rewards: quality goes with a third weight above 0": lambda: call_rewards(
+            jnp.ones((2, 2)), jnp.ones(2), quality=jnp.ones((2, 2))
         ),
-        (
-            lambda: m_grpo(
-                jnp.ones((2, 2)), jnp.ones((3, 2), int), call_where=jnp.ones((3, 2), bool)
-            ),
-            ValueError,
-            r"m_grpo: calls must have the leading axes \(2,\)",
+        r"m_grpo: calls must have the leading axes \(2,\)": lambda: m_grpo(
+            jnp.ones((2, 2)), jnp.ones((3, 2), int), call_where=jnp.ones((3, 2), bool)
         ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
+    },
+    TypeError: {
+        "be bool": lambda: align_calls(jnp.ones((2, 2)), jax.random.key(0), count=1),
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
     with pytest.raises(error, match=words):
         call()

@@ -6,13 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from rows import for_each
-
-from jaxrl_llm.advantages import dr_grpo, grpo
-from jaxrl_llm.curation import (
+from compiled_curation import (
     best_allocate,
     cumulative_advantage,
     dars_extra_rollouts,
@@ -25,6 +19,12 @@ from jaxrl_llm.curation import (
     sqrt_allocation,
     xrpo_extra_rollouts,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from rows import for_each
+
+from jaxrl_llm.advantages import dr_grpo, grpo
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 EIGHTHS = jnp.arange(9) / 8.0
@@ -70,14 +70,14 @@ def test_dars_equals_the_float64_reference_at_every_accuracy(n, schedule, scaled
     assert extra.tolist() == expected
 
 
-def test_hardness_gives_at_least_as_much_as_equal_treatment():
+def test_dars_gives_hard_prompts_more():
+    # Hardness gives at least as much as equal treatment.
     options = {"rollouts": 16, "max_rollouts": 256}
     accuracy = jnp.arange(17) / 16.0
     equal = dars_extra_rollouts(accuracy, **options)
     assert (dars_extra_rollouts(accuracy, schedule="hardness", **options) >= equal).all()
 
-
-def test_cumulative_advantage_is_the_sum_of_absolute_advantages():
+    # Cumulative advantage is the sum of absolute advantages.
     rewards = (jnp.arange(8) < jnp.arange(9)[:, None]).astype(jnp.float32)
     total = jnp.abs(dr_grpo(rewards)).sum(-1)
     np.testing.assert_allclose(cumulative_advantage(EIGHTHS, rollouts=8), total, rtol=1e-5)
@@ -86,8 +86,30 @@ def test_cumulative_advantage_is_the_sum_of_absolute_advantages():
         cumulative_advantage(EIGHTHS, rollouts=8, scaled=True), total, rtol=1e-5
     )
 
+    # Second stage keeps groups that are mixed and not too easy.
+    rewards = jnp.array([[0, 0, 9, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [9, 9, 9, 9.0]])
+    where = jnp.array([[1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], bool)
+    rewards = jnp.where(where, rewards, jnp.nan)
+    keep = dars_keep(rewards, where=where)
+    np.testing.assert_array_equal(keep, where & np.array([[0], [1], [1], [0], [0]], bool))
+    easy = dars_keep(rewards, where=where, upper=0.75)
+    np.testing.assert_array_equal(easy, where & np.array([[0], [1], [0], [0], [0]], bool))
+    # As dynamic sampling where rewards are 0 and 1.
+    np.testing.assert_array_equal(keep, informative_groups(rewards, where=where))
 
-def test_signal_worked_numbers():
+    # The two stages of dars. Extra rollouts by the first accuracy, and statistics over all of
+    # them.
+    first = jnp.array([[1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0.0]])
+    extra = dars_extra_rollouts(first.mean(-1), rollouts=8, max_rollouts=32)
+    assert extra.tolist() == [11, 0]
+    joined = jnp.concatenate([first, jnp.full((2, 11), jnp.nan).at[0].set(0.0)], -1)
+    where = jnp.arange(19) < 8 + extra[:, None]
+    assert dars_keep(joined, where=where).sum(-1).tolist() == [19, 8]
+    np.testing.assert_allclose(dr_grpo(joined, where=where)[0, 0], 18 / 19, rtol=1e-6)
+
+
+def test_signal():
+    # Signal worked numbers.
     p = jnp.float32
     cases = [(1, 0.5, 0), (2, 0.5, 0.5), (4, 0.5, 1.75), (8, 0.5, 3.96875), (4, 0.05, 0.541975),
              (4, 0.95, 0.199975), (8, 0.1, 3.7563), (8, 0.9, 0.8)]  # fmt: skip
@@ -96,15 +118,13 @@ def test_signal_worked_numbers():
     for success in (0.0, 1.0):
         assert not grpo_signal_utility(jnp.arange(9), p(success)).any()
 
-
-def test_marginal_signal_falls_for_easy_prompts_and_rises_for_hard_ones():
+    # Marginal signal falls for easy prompts and rises for hard ones.
     gains = jnp.diff(grpo_signal_utility(jnp.arange(9), jnp.array([[0.9], [0.05]])))
     falling, rising = gains[:, jnp.array([1, 2, 3, 7])]
     np.testing.assert_allclose(falling, [0.18, 0.117, 0.1026, 0.1], atol=1e-4)
     np.testing.assert_allclose(rising, [0.095, 0.1829, 0.2641, 0.5310], atol=1e-4)
 
-
-def test_signal_is_the_expected_number_of_wrong_in_a_mixed_group():
+    # Signal is the expected number of wrong in a mixed group.
     for b, p in ((2, 0.3), (5, 0.2), (6, 0.75)):
         expected = sum(math.comb(b, c) * p**c * (1 - p) ** (b - c) * (b - c) for c in range(1, b))
         np.testing.assert_allclose(grpo_signal_utility(b, jnp.float32(p)), expected, rtol=1e-5)
@@ -152,11 +172,41 @@ def test_greedy_is_best_where_gains_fall(gains):
     np.testing.assert_allclose(value, np.sort(gains.reshape(-1))[-6:].sum())
 
 
-def test_greedy_gives_a_nan_nothing_and_stops_when_all_are_full():
+def test_allocations():
+    # Greedy gives a nan nothing and stops when all are full.
     gains = jnp.array([[jnp.nan, 1.0], [0.5, 0.5]])
     assert greedy_allocate(gains, total=4).tolist() == [0, 2]
     assert greedy_allocate(jnp.ones((2, 3)), total=100).tolist() == [3, 3]
     assert greedy_allocate(jnp.ones((0, 3)), total=0).shape == (0,)
+
+    # Best never gives what may not be.
+    utility = jnp.array([[0.0, jnp.nan, 5.0, -jnp.inf], [0.0, 1.0, 1.5, 9.0]])
+    assert best_allocate(utility, total=4).tolist() == [0, 3]
+    assert best_allocate(utility, total=2).tolist() == [2, 0]
+
+    # Square root worked numbers.
+    share, variance = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.01, 0.16, 0.25])
+    wanted = sqrt_allocation(share, variance, mean_rollouts=4.0)
+    np.testing.assert_allclose(wanted, [1.481481, 5.925926, 7.407407], rtol=1e-5)
+    np.testing.assert_allclose((share * wanted).sum(), 4.0, rtol=1e-6)
+    np.testing.assert_allclose((share * variance / wanted).sum(), 0.018225, rtol=1e-5)
+    np.testing.assert_allclose((share * variance / 4.0).sum(), 0.025750, rtol=1e-5)
+    again = sqrt_allocation(share, 9.0 * variance, mean_rollouts=4.0)
+    np.testing.assert_allclose(again, wanted, rtol=1e-6)
+    for even in (jnp.full(3, 0.3), jnp.zeros(3)):
+        np.testing.assert_allclose(sqrt_allocation(share, even, mean_rollouts=4.0), 4.0, rtol=1e-6)
+
+    # Rounding gives the largest remainders one more.
+    wanted = jnp.array([1.4815, 5.9259, 7.4074])
+    assert round_to_budget(wanted, total=15, low=2, high=8).tolist() == [2, 6, 7]
+    wanted = jnp.array([2.2, 2.7, 2.5, 2.6])
+    for total, expected in (
+        (8, [2, 2, 2, 2]),
+        (9, [2, 3, 2, 2]),
+        (10, [2, 3, 2, 3]),
+        (7, [1, 2, 2, 2]),
+    ):
+        assert round_to_budget(wanted, total=total, low=1, high=8).tolist() == expected
 
 
 def utilities(success, most):
@@ -195,25 +245,6 @@ def test_best_is_the_best_of_all_allocations(utility, total, low):
     assert low <= counts.min() and counts.max() <= 4 and counts.sum() <= total
 
 
-def test_best_never_gives_what_may_not_be():
-    utility = jnp.array([[0.0, jnp.nan, 5.0, -jnp.inf], [0.0, 1.0, 1.5, 9.0]])
-    assert best_allocate(utility, total=4).tolist() == [0, 3]
-    assert best_allocate(utility, total=2).tolist() == [2, 0]
-
-
-def test_square_root_worked_numbers():
-    share, variance = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.01, 0.16, 0.25])
-    wanted = sqrt_allocation(share, variance, mean_rollouts=4.0)
-    np.testing.assert_allclose(wanted, [1.481481, 5.925926, 7.407407], rtol=1e-5)
-    np.testing.assert_allclose((share * wanted).sum(), 4.0, rtol=1e-6)
-    np.testing.assert_allclose((share * variance / wanted).sum(), 0.018225, rtol=1e-5)
-    np.testing.assert_allclose((share * variance / 4.0).sum(), 0.025750, rtol=1e-5)
-    again = sqrt_allocation(share, 9.0 * variance, mean_rollouts=4.0)
-    np.testing.assert_allclose(again, wanted, rtol=1e-6)
-    for even in (jnp.full(3, 0.3), jnp.zeros(3)):
-        np.testing.assert_allclose(sqrt_allocation(share, even, mean_rollouts=4.0), 4.0, rtol=1e-6)
-
-
 @quick
 @given(
     wanted=hnp.arrays(np.float32, 4, elements=st.floats(0, 12, width=32)),
@@ -230,43 +261,8 @@ def test_rounding_keeps_the_budget_and_the_bounds(wanted, counts, total):
     assert not (more & (spent + counts <= total)).any()
 
 
-def test_rounding_gives_the_largest_remainders_one_more():
-    wanted = jnp.array([1.4815, 5.9259, 7.4074])
-    assert round_to_budget(wanted, total=15, low=2, high=8).tolist() == [2, 6, 7]
-    wanted = jnp.array([2.2, 2.7, 2.5, 2.6])
-    for total, expected in (
-        (8, [2, 2, 2, 2]),
-        (9, [2, 3, 2, 2]),
-        (10, [2, 3, 2, 3]),
-        (7, [1, 2, 2, 2]),
-    ):
-        assert round_to_budget(wanted, total=total, low=1, high=8).tolist() == expected
-
-
-def test_second_stage_keeps_groups_that_are_mixed_and_not_too_easy():
-    rewards = jnp.array([[0, 0, 9, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [9, 9, 9, 9.0]])
-    where = jnp.array([[1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], bool)
-    rewards = jnp.where(where, rewards, jnp.nan)
-    keep = dars_keep(rewards, where=where)
-    np.testing.assert_array_equal(keep, where & np.array([[0], [1], [1], [0], [0]], bool))
-    easy = dars_keep(rewards, where=where, upper=0.75)
-    np.testing.assert_array_equal(easy, where & np.array([[0], [1], [0], [0], [0]], bool))
-    # As dynamic sampling where rewards are 0 and 1.
-    np.testing.assert_array_equal(keep, informative_groups(rewards, where=where))
-
-
-def test_the_two_stages_of_dars():
-    """Extra rollouts by the first accuracy, and statistics over all of them."""
-    first = jnp.array([[1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0.0]])
-    extra = dars_extra_rollouts(first.mean(-1), rollouts=8, max_rollouts=32)
-    assert extra.tolist() == [11, 0]
-    joined = jnp.concatenate([first, jnp.full((2, 11), jnp.nan).at[0].set(0.0)], -1)
-    where = jnp.arange(19) < 8 + extra[:, None]
-    assert dars_keep(joined, where=where).sum(-1).tolist() == [19, 8]
-    np.testing.assert_allclose(dr_grpo(joined, where=where)[0, 0], 18 / 19, rtol=1e-6)
-
-
-def test_a_round_of_xrpo_is_its_parts():
+def test_xrpo():
+    # A round of xrpo is its parts.
     rng = np.random.default_rng(0)
     where = np.arange(8) < rng.integers(1, 7, 6)[:, None]
     rewards = jnp.where(where, rng.integers(0, 2, (6, 8)).astype(np.float32), jnp.nan)
@@ -280,8 +276,7 @@ def test_a_round_of_xrpo_is_its_parts():
     assert (counts + np.asarray(extra)).tolist() == expected
     assert int(extra.sum()) == 20 and (extra >= 0).all()
 
-
-def test_xrpo_prefers_a_coin_flip_and_ends_when_all_are_full():
+    # Xrpo prefers a coin flip and ends when all are full.
     rewards = jnp.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1.0]])
     first = xrpo_extra_rollouts(rewards, budget=1, max_rollouts=16, bonus=0.0)
     assert first.tolist() == [1, 0, 0, 0]
@@ -294,7 +289,8 @@ def test_xrpo_prefers_a_coin_flip_and_ends_when_all_are_full():
     assert everything.tolist() == [2, 2, 2, 2]
 
 
-def test_priority_worked_numbers():
+def test_priorities():
+    # Priority worked numbers.
     # The tables of t: 3.182446 with 3 degrees of freedom, 2.776445 with 4.
     std, count = jnp.array([0.57735, 0.5, 0.0, 0.7]), jnp.array([4, 4, 4, 1])
     plain = rollout_priority(std, count, 12, bonus=0.0)
@@ -310,8 +306,7 @@ def test_priority_worked_numbers():
         rollout_priority(jnp.float32(0.5774), jnp.int32(4), 0), width[0] - width[1], rtol=1e-5
     )
 
-
-def test_priority_quantiles_far_out_and_at_another_level():
+    # Priority quantiles far out and at another level.
     one = jnp.float32(1.0)
     # 12.706205 and 4.302653 (95%), 6.313752 and 2.919986 (90%) with 1 and 2 degrees of freedom.
     for level, first, second in ((0.05, 12.706205, 4.302653), (0.1, 6.313752, 2.919986)):
@@ -321,8 +316,7 @@ def test_priority_quantiles_far_out_and_at_another_level():
     held = rollout_priority(one, jnp.int32(10_000), 0)
     np.testing.assert_allclose(held, 1.96 * (1e-2 - 10_001**-0.5), rtol=2e-2)
 
-
-def test_priority_spends_a_round_on_what_is_uncertain():
+    # Priority spends a round on what is uncertain.
     std = jnp.array([0.5, 0.0, 0.5])
     table = rollout_priority(std[:, None], jnp.arange(16), 12, bonus=0.0)
     counts = greedy_allocate(table, total=12 + 6, start=jnp.array([4, 4, 4]))

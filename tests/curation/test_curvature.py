@@ -4,16 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from compiled_curation import capo_mask, capo_scores, capo_selection, sum_pi_cubed
 from rows import for_each
 
-from jaxrl_llm.curation import (
-    CapoMoments,
-    CapoScores,
-    capo_mask,
-    capo_scores,
-    capo_selection,
-    sum_pi_cubed,
-)
+from jaxrl_llm.curation import CapoMoments, CapoScores
 
 H, PI = np.array([1.0, 2.0]), np.array([0.7, 0.2, 0.1])
 
@@ -32,20 +26,27 @@ def worked(**options):
 
 
 def test_worked_numbers():
+    # Worked numbers.
     objective, policy = worked()
     np.testing.assert_allclose(policy, 5.5125e-5, rtol=1e-5)
     np.testing.assert_allclose(objective, 0.0156369, rtol=1e-5)
     np.testing.assert_allclose(worked(fisher="full")[1], 1.305e-4, rtol=1e-4)
     np.testing.assert_allclose(worked(learning_rate=0.02)[1], 4 * policy, rtol=1e-5)
 
-
-def test_full_fisher_is_the_kl_of_the_step():
+    # Full fisher is the kl of the step.
     u = 1.5 * (H @ H) * (np.eye(3)[0] - PI)
     new = PI * np.exp(0.01 * u)
     new /= new.sum()
     exact = np.sum(PI * np.log(PI / new))
     np.testing.assert_allclose(exact, 1.2985e-4, rtol=1e-3)
     np.testing.assert_allclose(worked(fisher="full")[1], exact, rtol=1e-2)
+
+    # Sum of cubes.
+    logits = jnp.log(jnp.array([[0.7, 0.2, 0.1]])) + 3.0
+    np.testing.assert_allclose(
+        sum_pi_cubed(logits.astype(jnp.float32), jnp.array([1])), [0.352], rtol=1e-5
+    )
+    assert sum_pi_cubed(logits.astype(jnp.bfloat16), jnp.array([1])).dtype == jnp.float32
 
 
 def reference(h, pi, action, advantage, lr, step, fisher="sample"):
@@ -113,7 +114,8 @@ def test_equals_the_float64_reference(optimizer, fisher):
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-7)
 
 
-def test_the_prospective_step_is_that_of_optax():
+def test_scores():
+    # The prospective step is that of optax.
     hidden, probs, actions, advantages, _ = (x[0, :1] if x.ndim > 1 else x[:1] for x in batch(2))
     weights, optimizer = jnp.zeros((5, 4)), optax.scale_by_adam()
     optimizer_state = optimizer.init(weights)
@@ -132,8 +134,7 @@ def test_the_prospective_step_is_that_of_optax():
     expected = reference(*token, 0.1, step)
     np.testing.assert_allclose((scores.objective[0], scores.policy[0]), expected, rtol=1e-4)
 
-
-def test_a_support_takes_its_rows_of_the_moments():
+    # A support takes its rows of the moments.
     hidden, probs, actions, advantages, mask = batch(3)
     moments = state(vocabulary=9)
     support = np.broadcast_to([8, 2, 5, 0, 3], probs.shape)
@@ -154,15 +155,15 @@ def test_a_support_takes_its_rows_of_the_moments():
     np.testing.assert_allclose(out.objective, expected.objective, rtol=1e-5)
     np.testing.assert_allclose(out.policy, expected.policy, rtol=1e-5)
 
-
-def test_no_advantage_no_step():
+    # No advantage no step.
     hidden, probs, actions, _, mask = batch(4)
     scores = capo_scores(hidden, probs, actions, jnp.zeros(2), mask, learning_rate=1.0)
     assert not scores.objective.any() and not scores.policy.any()
     np.testing.assert_array_equal(capo_mask(scores, mask, tau_h=1e-9, tau_f=1e-9), mask)
 
 
-def test_the_mask_and_its_two_forms():
+def test_the_mask():
+    # The mask and its two forms.
     scores = CapoScores(jnp.array([0.02, 0.005, -0.005, -0.02, 0.0]), jnp.zeros(5))
     mask = jnp.array([True, True, True, True, True])
     options = {"tau_h": 0.01, "tau_f": 1e-4}
@@ -179,8 +180,7 @@ def test_the_mask_and_its_two_forms():
         kept = capo_mask(unknown, jnp.array([True, True, False]), symmetric=symmetric, **options)
         assert kept.tolist() == [True, True, False]
 
-
-def test_masked_cells_are_never_read():
+    # Masked cells are never read.
     hidden, probs, actions, advantages, mask = batch(5)
     clean = capo_scores(hidden, probs, actions, advantages, mask, learning_rate=0.1)
     moments = state()
@@ -198,8 +198,7 @@ def test_masked_cells_are_never_read():
             for a, b in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(a, b)
 
-
-def test_the_selection_of_a_recipe_needs_four_numbers_a_token():
+    # The selection of a recipe needs four numbers a token.
     hidden, probs, actions, advantages, mask = batch(6, lead=(2, 4, 3))
     scores = capo_scores(hidden, probs, actions, advantages, mask, learning_rate=0.05)
     options = {"tau_h": 0.1, "tau_f": 0.002, "symmetric": False}
@@ -221,11 +220,3 @@ def test_the_selection_of_a_recipe_needs_four_numbers_a_token():
     )
     found = select(advantages, mask, jnp.full((2, 1, 1), 0.05))
     np.testing.assert_array_equal(found, expected)
-
-
-def test_sum_of_cubes():
-    logits = jnp.log(jnp.array([[0.7, 0.2, 0.1]])) + 3.0
-    np.testing.assert_allclose(
-        sum_pi_cubed(logits.astype(jnp.float32), jnp.array([1])), [0.352], rtol=1e-5
-    )
-    assert sum_pi_cubed(logits.astype(jnp.bfloat16), jnp.array([1])).dtype == jnp.float32

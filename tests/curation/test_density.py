@@ -1,13 +1,14 @@
 """Density ratios of prompts, and the runs that weigh bad responses by them."""
 
+import compiled_curation as curation
 import numpy as np
 import pytest
 
-from jaxrl_llm import curation
 from jaxrl_llm.data import Prompt, PromptSet, with_density
 
 
-def test_ratios_are_those_of_the_penalized_classifier():
+def test_density():
+    # Ratios are those of the penalized classifier.
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), rng.random(40) < 0.3
     ratio = np.float64(curation.density_ratios(x, y, low=1e-6, high=1e6))
@@ -22,8 +23,7 @@ def test_ratios_are_those_of_the_penalized_classifier():
     bounded = curation.density_ratios(x, y, low=0.9, high=1.1)
     np.testing.assert_allclose(bounded, np.clip(ratio, 0.9, 1.1), rtol=1e-5)
 
-
-def test_prompts_of_one_class_alone_count_less_or_more():
+    # Prompts of one class alone count less or more.
     one_hot = np.eye(3)[[0] * 10 + [1] * 10 + [2] * 10]
     labels = np.array([True] * 10 + [True, False] * 5 + [False] * 10)
     good, both, bad = curation.density_ratios(one_hot, labels)[[0, 10, 20]]

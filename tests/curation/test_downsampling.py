@@ -1,5 +1,6 @@
 """Parts of a group: extremes, filtration by reward, clean traces, constrained pairs."""
 
+import compiled_curation as curation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
-
-from jaxrl_llm import curation
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 few = st.sampled_from([0.0, 0.5, 1.0, 2.0])
@@ -21,7 +20,8 @@ JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
 # --- extremes --------------------------------------------------------------------------------
 
 
-def test_the_worked_extremes():
+def test_extremes():
+    # The worked extremes.
     rewards = jnp.array([5.0, 1.0, 3.0, 2.0, 4.0, 0.0])
     keep = extremes(rewards, best=2, worst=2)
     assert np.flatnonzero(keep).tolist() == [0, 1, 4, 5]
@@ -31,6 +31,12 @@ def test_the_worked_extremes():
     assert ties.tolist() == [True, True, False, False]
     unknown = extremes(jnp.array([0.0, jnp.nan, 1.0]), best=1, worst=0)
     assert unknown.tolist() == [False, True, False]
+
+    # Extremes tell more than the middle.
+    rewards, quality = jnp.arange(4.0), jnp.array([0.0, 1.0, 0.0, 1.0])
+    assert float(curation.r_squared(rewards, quality)) == pytest.approx(0.2)
+    kept = curation.filtration_weights(rewards)
+    assert float(curation.r_squared(rewards, quality, weights=kept)) == pytest.approx(1.0)
 
 
 @quick
@@ -70,13 +76,13 @@ def test_weights_of_the_rules(rule, weights):
     np.testing.assert_allclose(ours[1], [0.0, alone, 0.0, 0.0], rtol=1e-6)
 
 
-def test_of_equal_rewards_the_first_is_worst_and_the_last_best():
+def test_rules():
+    # Of equal rewards the first is worst and the last best.
     weights = curation.filtration_weights(jnp.ones((1, 3)))
     assert weights.tolist() == [[1.0, 0.0, 1.0]]
     assert curation.filtration_weights(jnp.ones(3), rule="power", power=0.0).tolist() == [1.0] * 3
 
-
-def test_rollouts_are_drawn_by_their_weights():
+    # Rollouts are drawn by their weights.
     weights = jnp.array([[1.0, 0.0], [3.0, 0.0]])
     drawn = curation.resample_rollouts(jax.random.key(0), weights, count=4000)
     counts = np.bincount(drawn, minlength=4)
@@ -100,13 +106,6 @@ def test_r_squared_is_the_squared_correlation(x, y, w):
         assert ours == pytest.approx(expected, abs=2e-6)
     else:
         assert ours == pytest.approx(0.0, abs=1e-6)
-
-
-def test_extremes_tell_more_than_the_middle():
-    rewards, quality = jnp.arange(4.0), jnp.array([0.0, 1.0, 0.0, 1.0])
-    assert float(curation.r_squared(rewards, quality)) == pytest.approx(0.2)
-    kept = curation.filtration_weights(rewards)
-    assert float(curation.r_squared(rewards, quality, weights=kept)) == pytest.approx(1.0)
 
 
 # --- GRPO-RoC --------------------------------------------------------------------------------
@@ -133,7 +132,8 @@ def by_rule(rewards, penalty, where, count, min_wrong, min_right):
     return out
 
 
-def test_the_worked_groups_of_roc():
+def test_roc_and_traces():
+    # The worked groups of roc.
     penalty = jnp.array([0.5, 0.0, 1.0, 0.2, 0.1, 0.0, 0.0, 0.0])
     mixed = jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
     keep = roc(mixed, penalty=penalty, count=4, min_wrong=1, min_right=1)
@@ -142,6 +142,17 @@ def test_the_worked_groups_of_roc():
     assert np.flatnonzero(roc(lone, penalty=penalty, count=4)).tolist() == [0, 1, 2, 3]
     assert roc(mixed, penalty=penalty, count=8).all()
     assert not roc(mixed[:3], penalty=penalty[:3], count=4).any()
+
+    # Penalties of traces.
+    ours = curation.trace_penalty(
+        jnp.array([1, 0, 0, 2, 0, 0]),
+        jnp.array([4, 0, 1, 2, 1, 1]),
+        answers=jnp.array([1, 1, 0, 3, 1, 5]),
+        opened=jnp.array([1, 1, 0, 3, 2, 5]),
+        closed=jnp.array([1, 1, 1, 3, 1, 5]),
+        turns=jnp.array([3, 3, 3, 4, 3, 2]),
+    )
+    np.testing.assert_allclose(ours, [0.25, 0.5, 1.0, 1.5, 1.0, 1.0])
 
 
 @quick
@@ -160,22 +171,11 @@ def test_roc_equals_the_rule(rewards, penalty, where, count):
         assert k.sum() == (count if w.sum() >= count else 0)
 
 
-def test_penalties_of_traces():
-    ours = curation.trace_penalty(
-        jnp.array([1, 0, 0, 2, 0, 0]),
-        jnp.array([4, 0, 1, 2, 1, 1]),
-        answers=jnp.array([1, 1, 0, 3, 1, 5]),
-        opened=jnp.array([1, 1, 0, 3, 2, 5]),
-        closed=jnp.array([1, 1, 1, 3, 1, 5]),
-        turns=jnp.array([3, 3, 3, 4, 3, 2]),
-    )
-    np.testing.assert_allclose(ours, [0.25, 0.5, 1.0, 1.5, 1.0, 1.0])
-
-
 # --- pairs -----------------------------------------------------------------------------------
 
 
-def test_pairs_of_a_satisfying_and_a_violating_rollout():
+def test_pairs():
+    # Pairs of a satisfying and a violating rollout.
     rewards = jnp.array([[1.0, 2.0, -1.0, 0.0], [-3.0, -2.0, -1.0, -4.0], [0.0] * 4, [1.0] * 4])
     satisfied = jnp.array([[1, 0, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
     pairs = jax.jit(curation.constrained_pairs)(rewards, satisfied=satisfied)
@@ -186,16 +186,7 @@ def test_pairs_of_a_satisfying_and_a_violating_rollout():
     every = curation.constrained_pairs(rewards[:1], satisfied=jnp.ones((1, 4), bool))
     assert (int(every.chosen[0]), int(every.rejected[0])) == (1, 2)
 
-
-@for_each("junk", JUNK)
-def test_what_takes_no_part_is_in_no_pair(junk):
-    rewards, where = jnp.array([1.0, junk, 0.0, junk]), jnp.array([True, False, True, False])
-    satisfied = jnp.array([True, True, False, False])
-    pairs = curation.constrained_pairs(rewards, satisfied=satisfied, where=where)
-    assert (int(pairs.chosen), int(pairs.rejected)) == (0, 2)
-
-
-def test_the_best_rollout_is_imitated_or_the_reference():
+    # The best rollout is imitated or the reference.
     rewards = jnp.array([[0.73, 0.0, 0.27, 0.5], [0.0, 0.0, 0.0, 0.5], [0.0, 0.0, 0.0, 0.0]])
     reference = jnp.array([[False, False, False, True]] * 3)
     ours = jax.jit(curation.best_constrained)(rewards, reference=reference)
@@ -217,54 +208,49 @@ def test_the_best_rollout_is_imitated_or_the_reference():
             0.5,
         ]
 
-
-def test_the_first_rollouts():
+    # The first rollouts.
     where = jnp.array([[True, False, True, True], [False] * 4])
     two = curation.first_rollouts(where, count=2)
     assert two.tolist() == [[True, False, True, False], [False] * 4]
     assert not curation.first_rollouts(where, count=0).any()
 
 
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: curation.select_extremes(jnp.zeros(3), best=-1, worst=1),
-            ValueError,
-            "select_extremes: best must not be negative; got -1",
+@for_each("junk", JUNK)
+def test_what_takes_no_part_is_in_no_pair(junk):
+    rewards, where = jnp.array([1.0, junk, 0.0, junk]), jnp.array([True, False, True, False])
+    satisfied = jnp.array([True, True, False, False])
+    pairs = curation.constrained_pairs(rewards, satisfied=satisfied, where=where)
+    assert (int(pairs.chosen), int(pairs.rejected)) == (0, 2)
+
+
+BAD = {
+    ValueError: {
+        "select_extremes: best must not be negative; got -1": lambda: curation.select_extremes(
+            jnp.zeros(3), best=-1, worst=1
         ),
-        (
-            lambda: curation.filtration_weights(jnp.zeros(3), rule="best_wrst"),
-            ValueError,
-            "filtration_weights: rule must be one of .*Did you mean 'best_worst'",
+        "filtration_weights: rule must be one of .*Did you mean 'best_worst'": lambda: (
+            curation.filtration_weights(jnp.zeros(3), rule="best_wrst")
         ),
-        (
-            lambda: curation.filtration_weights(jnp.zeros(3), power=2.0),
-            ValueError,
-            "filtration_weights: power=2.0 has no effect with rule='best_worst'",
+        "filtration_weights: power=2.0 has no effect with rule='best_worst'": lambda: (
+            curation.filtration_weights(jnp.zeros(3), power=2.0)
         ),
-        (
-            lambda: curation.resample_rollouts(jax.random.key(0), jnp.ones(3), count=0),
-            ValueError,
-            "resample_rollouts: count must be above 0; got 0",
+        "resample_rollouts: count must be above 0; got 0": lambda: curation.resample_rollouts(
+            jax.random.key(0), jnp.ones(3), count=0
         ),
-        (
-            lambda: curation.resample_on_correct(jnp.zeros(4), penalty=jnp.zeros(4), count=3),
-            ValueError,
-            r"min_wrong \+ min_right must be at most count=3; got 2 \+ 2",
+        r"min_wrong \+ min_right must be at most count=3; got 2 \+ 2": lambda: (
+            curation.resample_on_correct(jnp.zeros(4), penalty=jnp.zeros(4), count=3)
         ),
-        (
-            lambda: curation.constrained_pairs(jnp.zeros(4), satisfied=jnp.ones(4)),
-            TypeError,
-            "constrained_pairs: satisfied must be bool",
+    },
+    TypeError: {
+        "constrained_pairs: satisfied must be bool": lambda: curation.constrained_pairs(
+            jnp.zeros(4), satisfied=jnp.ones(4)
         ),
-        (
-            lambda: curation.first_rollouts(jnp.ones(3), count=1),
-            TypeError,
-            "first_rollouts: where must be bool",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
+        "first_rollouts: where must be bool": lambda: curation.first_rollouts(jnp.ones(3), count=1),
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
     with pytest.raises(error, match=words):
         call()

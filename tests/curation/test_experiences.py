@@ -136,7 +136,8 @@ def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed():
     assert state.texts.shape == (3, 512) and len(jr.curation.experience_texts(state)) == 3
 
 
-def test_the_library_is_bounded_and_its_texts_are_valid():
+def test_bounds():
+    # The library is bounded and its texts are valid.
     collector = experienced(capacity=2, length=5)
     state = collector.init(N)
     *_, state = play(collector, state, 0, ["first\nsecond", "öäü and more"])
@@ -144,8 +145,7 @@ def test_the_library_is_bounded_and_its_texts_are_valid():
     *_, state = play(collector, state, 1, ["none", "none"])
     assert jr.curation.experience_texts(state) == {"G0": "secon", "G1": "öä"}
 
-
-def test_what_there_is_no_room_for_is_left_out():
+    # What there is no room for is left out.
     collector = experienced()
     state = collector.init(N)
     *_, state = play(collector, state, 0, ["x" * 90 + "\nshort", "none"])
@@ -159,8 +159,7 @@ def test_what_there_is_no_room_for_is_left_out():
         assert len(review) <= room and f"Reward 1: {answer}\n" in review
         assert "G1: short" in review and ("x" * 90 in review) == whole
 
-
-def test_nothing_is_asked_about_groups_that_agree():
+    # Nothing is asked about groups that agree.
     collector = experienced()
     state = collector.init(N)
     collection = ask(Collection(P, G, 0, data=DATA), [jr.curation.Request(G)] * P)
@@ -169,7 +168,8 @@ def test_nothing_is_asked_about_groups_that_agree():
     assert len(decision.rows) == P and int(after.reviews) == 0
 
 
-def test_what_cannot_be_is_said():
+def test_mistakes():
+    # What cannot be is said.
     for name in ("capacity", "length", "limit"):
         with pytest.raises(ValueError, match=f"experienced: {name}"):
             experienced(**{name: 0})
@@ -185,8 +185,7 @@ def test_what_cannot_be_is_said():
     assert shown == "experienced(capacity=4)"
     assert dataclasses.replace(experienced(), limit=2) == experienced()
 
-
-def test_it_is_no_source_of_prompts():
+    # It is no source of prompts.
     with pytest.raises(ValueError, match="source must ask for each group once"):
         jr.curation.refill(jr.curation.informative_groups, source=experienced())
 

@@ -1,16 +1,16 @@
 """Examples of the same user, scores of plans and stages."""
 
+import compiled_curation as curation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import curation
-
 USERS = np.array([3, 1, 3, 3, -1, 1, 3, 7, -1])
 
 
-def test_examples_are_other_rows_of_the_user():
+def test_examples():
+    # Examples are other rows of the user.
     draw = jax.jit(lambda key: curation.sample_few_shot(key, USERS, count=2))
     seen = set()
     for seed in range(60):
@@ -23,8 +23,7 @@ def test_examples_are_other_rows_of_the_user():
     # Every ordered pair of the three other rows.
     assert seen == {(a, b) for a in (2, 3, 6) for b in (2, 3, 6) if a != b}
 
-
-def test_a_draw_depends_on_its_query_alone():
+    # A draw depends on its query alone.
     key = jax.random.key(5)
     every = curation.sample_few_shot(key, USERS, count=3)
     some = curation.sample_few_shot(key, USERS, count=3, queries=jnp.array([6, 0]))
@@ -32,23 +31,22 @@ def test_a_draw_depends_on_its_query_alone():
     shots, where = curation.sample_few_shot(key, USERS, count=0)
     assert shots.shape == (9, 0) and where.tolist() == [u >= 0 for u in USERS]
 
-
-def test_bad_counts_are_one_sentence():
+    # Bad counts are one sentence.
     with pytest.raises(ValueError, match="sample_few_shot: count must be an integer from 1 to 8"):
         curation.sample_few_shot(jax.random.key(0), USERS, count=9)
     with pytest.raises(TypeError, match="user_ids must hold integers"):
         curation.sample_few_shot(jax.random.key(0), USERS * 1.0, count=1)
 
 
-def test_structured_scores():
+def test_stages_and_scores():
+    # Structured scores.
     scores = np.random.default_rng(0).random((3, 4)).astype(np.float32)
     np.testing.assert_allclose(curation.structured_score(*scores), scores.mean(0), rtol=1e-6)
     weights = {"task_weight": 0.5, "grounding_weight": 0.0, "history_weight": 0.25}
     expected = 0.5 * scores[0] + 0.25 * scores[2]
     np.testing.assert_allclose(curation.structured_score(*scores, **weights), expected, rtol=1e-6)
 
-
-def test_stages_open_one_after_the_other():
+    # Stages open one after the other.
     stages = jnp.array([0, 2, 1, 3])
     opened = jax.jit(lambda step: curation.stage_mask(stages, step, boundaries=(10, 20)))
     assert opened(9).tolist() == [True, False, False, False]

@@ -3,6 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiled_curation import (
+    compact_groups,
+    informative_groups,
+    prs_keep_prob,
+    prs_where,
+    truncation_mask,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -10,13 +17,6 @@ from hypothesis.extra import numpy as hnp
 from jaxrl_llm.advantages import grpo
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.core import given as connect
-from jaxrl_llm.curation import (
-    compact_groups,
-    informative_groups,
-    prs_keep_prob,
-    prs_where,
-    truncation_mask,
-)
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 compiled = jax.jit(informative_groups, static_argnames="keep_singletons")
@@ -24,6 +24,7 @@ advantages_of = jax.jit(grpo)
 
 
 def test_worked_groups():
+    # Worked groups.
     rewards = jnp.array([[1.0, 1.0, 1.0], [0.0, 0.0, 9.0], [1.0, 0.0, 9.0], [5.0, 9.0, 9.0]])
     where = jnp.array([[1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 0, 0]], bool)
     kept = compiled(rewards, where=where)
@@ -32,11 +33,39 @@ def test_worked_groups():
     kept = compiled(rewards, where=where, keep_singletons=True)
     assert kept.any(-1).tolist() == [False, False, True, True]
 
-
-def test_an_empty_group_is_never_kept():
+    # An empty group is never kept.
     rewards, where = jnp.ones((2, 3)), jnp.zeros((2, 3), bool)
     assert not compiled(rewards, where=where, keep_singletons=True).any()
     assert compiled(jnp.zeros((0, 3))).shape == (0, 3)
+
+    # Entries that do not apply are not compared.
+    nan = jnp.nan
+    accuracy = jnp.array([[1.0, nan, 1.0], [1.0, nan, 0.0], [nan, nan, nan], [nan, 1.0, nan]])
+    rewards, components = jnp.arange(12.0).reshape(4, 3), {"accuracy": accuracy}
+    keep = informative_groups(rewards, metric=components, name="accuracy")
+    assert keep.tolist() == [[False] * 3, [True] * 3, [False] * 3, [False] * 3]
+    alone = informative_groups(rewards, metric=components, name="accuracy", keep_singletons=True)
+    assert alone[:, 0].tolist() == [False, True, False, True]
+
+    # Another metric than the reward.
+    shaped = jnp.array([[1.0, 0.5], [1.0, 0.5]])
+    accuracy = jnp.array([[1.0, 1.0], [1.0, 0.0]])
+    kept = informative_groups(shaped, metric=accuracy)
+    assert kept.tolist() == [[False, False], [True, True]]
+    curation = stateless(
+        connect(bind(informative_groups, name="accuracy"), metric="reward_components")
+    )
+    components = {"accuracy": accuracy, "length": shaped}
+    where, _ = curation.update(
+        shaped, (), reward_components=components, where=jnp.ones((2, 2), bool)
+    )
+    np.testing.assert_array_equal(where, kept)
+
+    # Truncated responses leave the mask.
+    mask = jnp.array([[[True, True], [True, False]], [[True, True], [False, False]]])
+    truncated = jnp.array([[False, True], [True, False]])
+    keep = truncation_mask(jnp.full((2, 2), jnp.nan), mask, truncated=truncated)
+    np.testing.assert_array_equal(keep, np.asarray(mask) & ~np.asarray(truncated)[..., None])
 
 
 @quick
@@ -57,16 +86,6 @@ def test_what_is_dropped_had_advantage_zero(rewards, where, shift, log_scale):
     np.testing.assert_array_equal(compiled(moved, where=where), kept)
 
 
-def test_entries_that_do_not_apply_are_not_compared():
-    nan = jnp.nan
-    accuracy = jnp.array([[1.0, nan, 1.0], [1.0, nan, 0.0], [nan, nan, nan], [nan, 1.0, nan]])
-    rewards, components = jnp.arange(12.0).reshape(4, 3), {"accuracy": accuracy}
-    keep = informative_groups(rewards, metric=components, name="accuracy")
-    assert keep.tolist() == [[False] * 3, [True] * 3, [False] * 3, [False] * 3]
-    alone = informative_groups(rewards, metric=components, name="accuracy", keep_singletons=True)
-    assert alone[:, 0].tolist() == [False, True, False, True]
-
-
 def test_dropped_rewards_are_never_read_and_a_kept_nan_is_seen():
     where = jnp.array([[True, True, False]])
     for junk in (jnp.nan, jnp.inf, -jnp.inf):
@@ -74,21 +93,6 @@ def test_dropped_rewards_are_never_read_and_a_kept_nan_is_seen():
         assert not compiled(rewards, where=where).any()
         assert compiled(jnp.array([[1.0, 0.0, junk]]), where=where).tolist() == where.tolist()
     assert compiled(jnp.array([[1.0, jnp.nan, 1.0]])).all()
-
-
-def test_another_metric_than_the_reward():
-    shaped = jnp.array([[1.0, 0.5], [1.0, 0.5]])
-    accuracy = jnp.array([[1.0, 1.0], [1.0, 0.0]])
-    kept = informative_groups(shaped, metric=accuracy)
-    assert kept.tolist() == [[False, False], [True, True]]
-    curation = stateless(
-        connect(bind(informative_groups, name="accuracy"), metric="reward_components")
-    )
-    components = {"accuracy": accuracy, "length": shaped}
-    where, _ = curation.update(
-        shaped, (), reward_components=components, where=jnp.ones((2, 2), bool)
-    )
-    np.testing.assert_array_equal(where, kept)
 
 
 @quick
@@ -115,14 +119,8 @@ def test_compacting_compiles_once_for_all_masks():
     assert function._cache_size() <= 1  # none where a long session evicted it
 
 
-def test_truncated_responses_leave_the_mask():
-    mask = jnp.array([[[True, True], [True, False]], [[True, True], [False, False]]])
-    truncated = jnp.array([[False, True], [True, False]])
-    keep = truncation_mask(jnp.full((2, 2), jnp.nan), mask, truncated=truncated)
-    np.testing.assert_array_equal(keep, np.asarray(mask) & ~np.asarray(truncated)[..., None])
-
-
-def test_probability_of_keeping_by_coverage():
+def test_prs():
+    # Probability of keeping by coverage.
     coverage = jnp.array([0.0, 0.3, 0.325, 0.35, 0.4, 1.0])
     right, wrong = jnp.ones(6, bool), jnp.zeros(6, bool)
     np.testing.assert_allclose(prs_keep_prob(coverage, right), [0, 0, 0.25, 0.5, 1, 1], atol=1e-6)
@@ -133,8 +131,7 @@ def test_probability_of_keeping_by_coverage():
         rtol=1e-6,
     )
 
-
-def test_drawing_by_coverage_keeps_the_share_that_it_says():
+    # Drawing by coverage keeps the share that it says.
     rewards = jnp.array([[1.0, 1.0, 1.0, 0.0, jnp.nan]])
     where = jnp.array([[True, True, True, True, False]])
     coverage = jnp.array([[0.2, 0.35, 0.9, 0.0, 1.0]])

@@ -1,12 +1,12 @@
 """Hints: which prompts get one, how much of it, which rollouts give way, and what is spliced."""
 
+import compiled_curation as curation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from rows import for_each
 
-from jaxrl_llm import curation
 from jaxrl_llm.advantages import grpo
 
 JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
@@ -15,10 +15,24 @@ JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
 # --- triggers and slots ----------------------------------------------------------------------
 
 
-def test_a_group_without_a_right_answer_needs_a_hint():
+def test_who_needs_a_hint():
+    # A group without a right answer needs a hint.
     rewards = jnp.array([[0.0, 0.0], [0.0, 0.5], [-1.0, 0.0], [jnp.nan, 0.0]])
     assert curation.needs_hint(rewards).tolist() == [True, False, True, False]
     assert curation.needs_hint(rewards, threshold=0.5).tolist() == [True, True, True, False]
+
+    # A group without rollouts is left alone.
+    nothing = jnp.zeros((1, 2), bool)
+    assert not curation.needs_hint(jnp.zeros((1, 2)), where=nothing).any()
+    assert curation.adhint_ratio(jnp.zeros((1, 2)), where=nothing, low=0.25).tolist() == [0.25]
+
+    # Nurl keeps one plain rollout.
+    slots = curation.hint_slots(jnp.array([True, False]), group_size=8)
+    assert slots.sum(-1).tolist() == [7, 0] and not slots[0, 0]
+    assert curation.hint_slots(jnp.array([True]), group_size=3, plain=0).all()
+    # One plain failure, three of seven hinted rollouts right.
+    advantages = grpo(jnp.array([0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]), ddof=0, eps=1e-9)
+    np.testing.assert_allclose(advantages[:2], [-0.774597, 1.290994], atol=1e-5)
 
 
 @for_each("junk", JUNK)
@@ -34,21 +48,6 @@ def test_masked_rewards_decide_nothing(junk):
     np.testing.assert_allclose(curation.adhint_ratio(rewards, where=where), [0.8, 0.0])
 
 
-def test_a_group_without_rollouts_is_left_alone():
-    nothing = jnp.zeros((1, 2), bool)
-    assert not curation.needs_hint(jnp.zeros((1, 2)), where=nothing).any()
-    assert curation.adhint_ratio(jnp.zeros((1, 2)), where=nothing, low=0.25).tolist() == [0.25]
-
-
-def test_nurl_keeps_one_plain_rollout():
-    slots = curation.hint_slots(jnp.array([True, False]), group_size=8)
-    assert slots.sum(-1).tolist() == [7, 0] and not slots[0, 0]
-    assert curation.hint_slots(jnp.array([True]), group_size=3, plain=0).all()
-    # One plain failure, three of seven hinted rollouts right.
-    advantages = grpo(jnp.array([0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]), ddof=0, eps=1e-9)
-    np.testing.assert_allclose(advantages[:2], [-0.774597, 1.290994], atol=1e-5)
-
-
 # --- levels ----------------------------------------------------------------------------------
 
 
@@ -61,15 +60,15 @@ def test_levels_of_sage_light(level, accuracy, after):
     assert int(curation.hint_level(jnp.int32(level), accuracy)) == after
 
 
-def test_stages_rise_where_a_group_is_hard_and_stop_at_the_last():
+def test_stages_and_lengths():
+    # Stages rise where a group is hard and stop at the last.
     stage, hard = jnp.zeros(3, jnp.int32), jnp.array([True, True, False])
     for expected in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [3, 3, 0]):
         stage = curation.guidance_stage(stage, hard)
         assert stage.tolist() == expected
     assert curation.guidance_stage(jnp.array([2]), jnp.array([True]), stages=2).tolist() == [2]
 
-
-def test_lengths_of_prefixes_round_half_to_even():
+    # Lengths of prefixes round half to even.
     lengths = np.arange(1, 200)
     for ratio in (0.25, 0.5, 0.75):
         shown = curation.prefix_length(jnp.asarray(lengths), ratio)
@@ -82,7 +81,8 @@ def test_lengths_of_prefixes_round_half_to_even():
     assert curation.prefix_length(jnp.array(10), jnp.array([-1.0, 2.0])).tolist() == [0, 10]
 
 
-def test_the_least_hint_that_helps_replaces_the_first_rollout():
+def test_what_a_hint_trains():
+    # The least hint that helps replaces the first rollout.
     level = curation.minimal_hint(jnp.array([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
     assert level.tolist() == [1, -1, 0]
     slots = curation.scaffold_slots(level, group_size=8)
@@ -94,8 +94,7 @@ def test_the_least_hint_that_helps_replaces_the_first_rollout():
     advantages = grpo(jnp.eye(8)[0], eps=1e-9)
     np.testing.assert_allclose(advantages[:2], [2.474874, -0.353553], atol=1e-5)
 
-
-def test_what_is_distilled_is_right_and_was_helped():
+    # What is distilled is right and was helped.
     rewards, stage = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), jnp.array([0, 1, 2])
     assert curation.distilled_where(rewards, stage).tolist() == [
         [False, False],
@@ -103,11 +102,18 @@ def test_what_is_distilled_is_right_and_was_helped():
         [True, True],
     ]
 
+    # Tokens of a prefix have no gradient.
+    mask = curation.continuation_mask(jnp.array([0, 2, 4]), jnp.array([3, 4, 4]), size=5)
+    assert mask.astype(int).tolist() == [[1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]]
+    gradient = jax.grad(lambda x: -jnp.sum(jnp.where(mask, x, 0.0)))(jnp.zeros((3, 5)))
+    np.testing.assert_array_equal(gradient, -mask.astype(np.float32))
+
 
 # --- ADHint and PrefixRL ---------------------------------------------------------------------
 
 
-def test_harder_prompts_see_more_of_the_solution():
+def test_adhint():
+    # Harder prompts see more of the solution.
     rewards = jnp.array([[1.0, 0.0, 0.0, 0.0], [1.0] * 4, [0.0] * 4])
     ratio = curation.adhint_ratio(rewards, low=0.1, high=0.9)
     np.testing.assert_allclose(ratio, [0.7, 0.1, 0.9], rtol=1e-6)
@@ -117,8 +123,7 @@ def test_harder_prompts_see_more_of_the_solution():
     assert (jnp.abs(drawn - curation.adhint_ratio(rewards)) <= 0.3 + 1e-6).all()
     np.testing.assert_allclose(drawn[:, 0].mean(), 0.6, atol=0.03)
 
-
-def test_cuts_lie_between_their_bounds():
+    # Cuts lie between their bounds.
     length = jnp.array([1000, 7, 0])
     cuts = curation.prefix_cuts(jax.random.key(1), length, cuts=400)
     assert cuts.shape == (3, 400)
@@ -129,24 +134,17 @@ def test_cuts_lie_between_their_bounds():
     assert fixed.tolist() == [5, 5]
 
 
-def test_tokens_of_a_prefix_have_no_gradient():
-    mask = curation.continuation_mask(jnp.array([0, 2, 4]), jnp.array([3, 4, 4]), size=5)
-    assert mask.astype(int).tolist() == [[1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]]
-    gradient = jax.grad(lambda x: -jnp.sum(jnp.where(mask, x, 0.0)))(jnp.zeros((3, 5)))
-    np.testing.assert_array_equal(gradient, -mask.astype(np.float32))
-
-
 # --- SCOPE -----------------------------------------------------------------------------------
 
 
-def test_the_first_rejected_step():
+def test_steps_and_splices():
+    # The first rejected step.
     scores = jnp.array([[0.9, 0.8, 0.2, 0.7], [0.9] * 4, [0.1] * 4])
     assert curation.first_bad_step(scores).tolist() == [2, 4, 0]
     assert curation.first_bad_step(scores, threshold=0.85).tolist() == [1, 4, 0]
     assert curation.first_bad_step(jnp.zeros((2, 0))).tolist() == [0, 0]
 
-
-def test_splicing_equals_joining_lists():
+    # Splicing equals joining lists.
     rng = np.random.default_rng(0)
     tokens, more = rng.integers(1, 99, (20, 6)), rng.integers(1, 99, (20, 4))
     keep, length = rng.integers(0, 7, 20), rng.integers(0, 5, 20)
@@ -163,57 +161,43 @@ def test_splicing_equals_joining_lists():
 # --- bad input -------------------------------------------------------------------------------
 
 
-@for_each(
-    ("call", "error", "words"),
-    [
-        (lambda: curation.needs_hint(jnp.array([0, 1])), TypeError, "needs_hint: rewards must be"),
-        (
-            lambda: curation.hint_slots(jnp.array([True]), group_size=2, plain=3),
-            ValueError,
-            "hint_slots: plain must be from 0 to 2; got 3",
+BAD = {
+    ValueError: {
+        "hint_slots: plain must be from 0 to 2; got 3": lambda: curation.hint_slots(
+            jnp.array([True]), group_size=2, plain=3
         ),
-        (
-            lambda: curation.hint_level(jnp.array([0]), jnp.array([0.0]), low=0.5, high=0.1),
-            ValueError,
-            "hint_level: low must not be above high; got 0.5 and 0.1",
+        "hint_level: low must not be above high; got 0.5 and 0.1": lambda: curation.hint_level(
+            jnp.array([0]), jnp.array([0.0]), low=0.5, high=0.1
         ),
-        (
-            lambda: curation.guidance_stage(jnp.array([0.0]), jnp.array([True])),
-            TypeError,
-            "guidance_stage: stage must hold integers",
+        "scaffold_slots: count must be from 1 to 2; got 3": lambda: curation.scaffold_slots(
+            jnp.array([0]), group_size=2, count=3
         ),
-        (
-            lambda: curation.scaffold_slots(jnp.array([0]), group_size=2, count=3),
-            ValueError,
-            "scaffold_slots: count must be from 1 to 2; got 3",
+        "distilled_where: stage must have shape": lambda: curation.distilled_where(
+            jnp.zeros((2, 2)), jnp.zeros(3, int)
         ),
-        (
-            lambda: curation.distilled_where(jnp.zeros((2, 2)), jnp.zeros(3, int)),
-            ValueError,
-            "distilled_where: stage must have shape",
+        "adhint_ratio: noise=0.1 has no effect without a key": lambda: curation.adhint_ratio(
+            jnp.zeros(2), noise=0.1
         ),
-        (
-            lambda: curation.adhint_ratio(jnp.zeros(2), noise=0.1),
-            ValueError,
-            "adhint_ratio: noise=0.1 has no effect without a key",
+        "adhint_ratio: low must not be above high": lambda: curation.adhint_ratio(
+            jnp.zeros(2), low=0.5, high=0.2
         ),
-        (
-            lambda: curation.adhint_ratio(jnp.zeros(2), low=0.5, high=0.2),
-            ValueError,
-            "adhint_ratio: low must not be above high",
+        "prefix_cuts: low must not be above high; got 0.9 and 0.8": lambda: curation.prefix_cuts(
+            jax.random.key(0), jnp.array(3), low=0.9
         ),
-        (
-            lambda: curation.prefix_cuts(jax.random.key(0), jnp.array(3), low=0.9),
-            ValueError,
-            "prefix_cuts: low must not be above high; got 0.9 and 0.8",
+        "splice: continuation must have at least one column": lambda: curation.splice(
+            jnp.ones(3, int), jnp.int32(1), jnp.ones(0, int), jnp.int32(0)
         ),
-        (
-            lambda: curation.splice(jnp.ones(3, int), jnp.int32(1), jnp.ones(0, int), jnp.int32(0)),
-            ValueError,
-            "splice: continuation must have at least one column",
+    },
+    TypeError: {
+        "needs_hint: rewards must be": lambda: curation.needs_hint(jnp.array([0, 1])),
+        "guidance_stage: stage must hold integers": lambda: curation.guidance_stage(
+            jnp.array([0.0]), jnp.array([True])
         ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
     with pytest.raises(error, match=words):
         call()

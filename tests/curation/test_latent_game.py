@@ -1,64 +1,40 @@
 """A policy over latent strategies: worked numbers, a loop in float64, a game that it solves."""
 
+import compiled_curation as curation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from jaxrl_llm import curation
 
 KEY = jax.random.key(0)
 KINDS = 8 * np.eye(3, 6, dtype=np.float32)
 
 
 def test_worked_numbers():
+    # Worked numbers.
     game = curation.latent_policy(num_prompts=3, clusters=3)
-    state = game.init()
+    state, update = game.init(), jax.jit(game.update)
     options = {"embeddings": KINDS[None, [0, 1, 1, 2]], "prompt_ids": jnp.array([1])}
     where = jnp.array([[True, True, True, False]])
     rewards = jnp.array([[1.0, 0.0, 0.5, jnp.nan]])
     # Uniform over the two that were played: u = 1 and 1/4, their mean 5/8.
-    values, state = game.update(rewards, state, where=where, key=KEY, **options)
+    values, state = update(rewards, state, where=where, key=KEY, **options)
     assert values.tolist() == [[1.0, 0.0, 0.0, 0.0]]
     first = int(jnp.argmax(state.regrets[1]))
     assert sorted(state.regrets[1].tolist()) == [-0.375, 0.0, 0.375]
     assert not state.regrets[jnp.array([0, 2])].any() and int(state.batches) == 1
     # Then the policy is sure of the first, whose utility is 0 now: R = (3/8, 5/8), average 11/16.
-    values, state = game.update(
+    values, state = update(
         jnp.array([[0.0, 1.0, 1.0, 0.0]]), state, where=where, key=KEY, **options
     )
     assert values.tolist() == [[0.6875, 0.3125, 0.3125, 0.0]]
     assert state.policies[1, first] == 1.375
     # Nothing to see changes nothing.
-    _, same = game.update(rewards, state, where=jnp.zeros((1, 4), bool), key=KEY, **options)
+    _, same = update(rewards, state, where=np.zeros((1, 4), bool), key=KEY, **options)
     np.testing.assert_array_equal(same.regrets, state.regrets)
     np.testing.assert_array_equal(same.policies, state.policies)
 
-
-def loop(rewards, strategies, where, ids, regrets, policies):
-    """One batch over the states of the game, in float64."""
-    values = np.zeros(rewards.shape)
-    for p, q in enumerate(ids):
-        here = [g for g in range(rewards.shape[1]) if where[p, g]]
-        played = sorted({strategies[p, g] for g in here})
-        if not played:
-            continue
-        u = {a: np.mean([rewards[p, g] for g in here if strategies[p, g] == a]) for a in played}
-        positive = {a: max(regrets[q, a], 0) for a in played}
-        total = sum(positive.values())
-        policy = {a: positive[a] / total if total else 1 / len(played) for a in played}
-        mean = sum(policy[a] * u[a] for a in played)
-        for a in played:
-            regrets[q, a] += u[a] - mean
-        positive = np.maximum(regrets[q], 0)
-        following = positive / positive.sum() if positive.sum() else np.full(len(positive), 0.25)
-        policies[q] += following
-        for g in here:
-            values[p, g] = policies[q, strategies[p, g]] / policies[q].sum()
-    return values
-
-
-def test_equals_a_loop_over_states_and_begins_anew():
+    # Equals a loop over states and begins anew.
     game = curation.latent_policy(num_prompts=6, clusters=4, size=5, every=3)
     update, state = jax.jit(game.update), game.init()
     rng = np.random.default_rng(0)
@@ -85,14 +61,39 @@ def test_equals_a_loop_over_states_and_begins_anew():
         np.testing.assert_allclose(state.policies, policies, atol=1e-5)
 
 
-def test_two_players_of_rock_paper_scissors_find_the_equilibrium():
-    """Each player's utterances earn what they do against the other's policy of the moment."""
+def loop(rewards, strategies, where, ids, regrets, policies):
+    """One batch over the states of the game, in float64."""
+    values = np.zeros(rewards.shape)
+    for p, q in enumerate(ids):
+        here = [g for g in range(rewards.shape[1]) if where[p, g]]
+        played = sorted({strategies[p, g] for g in here})
+        if not played:
+            continue
+        u = {a: np.mean([rewards[p, g] for g in here if strategies[p, g] == a]) for a in played}
+        positive = {a: max(regrets[q, a], 0) for a in played}
+        total = sum(positive.values())
+        policy = {a: positive[a] / total if total else 1 / len(played) for a in played}
+        mean = sum(policy[a] * u[a] for a in played)
+        for a in played:
+            regrets[q, a] += u[a] - mean
+        positive = np.maximum(regrets[q], 0)
+        following = positive / positive.sum() if positive.sum() else np.full(len(positive), 0.25)
+        policies[q] += following
+        for g in here:
+            values[p, g] = policies[q, strategies[p, g]] / policies[q].sum()
+    return values
+
+
+def test_play():
+    # Two players of rock paper scissors find the equilibrium. Each player's utterances earn what
+    # they do against the other's policy of the moment.
     payoff = jnp.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
     game = curation.latent_policy(num_prompts=2, clusters=3, every=10_000)
     kinds = jnp.broadcast_to(KINDS, (2, 3, 6))
     options = {"embeddings": kinds, "prompt_ids": jnp.arange(2), "key": KEY}
     # The first rewards are not even, or nothing would ever move.
-    _, state = game.update(jnp.array([[1.0, 0.0, 0.3], [0.0, 0.8, 0.1]]), game.init(), **options)
+    start = jnp.array([[1.0, 0.0, 0.3], [0.0, 0.8, 0.1]])
+    _, state = jax.jit(game.update)(start, game.init(), **options)
     axes = jax.random.normal(jax.random.key(0), (6, 32)) / 32**0.5
     strategies = curation.nearest_centroid(kinds @ axes, state.centers)
     assert len(set(strategies[0].tolist())) == 3
@@ -105,8 +106,7 @@ def test_two_players_of_rock_paper_scissors_find_the_equilibrium():
     state, values = jax.lax.scan(step, state, None, length=2000)
     np.testing.assert_allclose(values[-1], 1 / 3, atol=0.04)
 
-
-def test_groups_without_a_better_utterance_do_not_train():
+    # Groups without a better utterance do not train.
     mask = jnp.array([[[True, True], [True, False]], [[True, True], [False, False]]])
     values = jnp.array([[0.5, 0.25], [0.5, 0.0]])
     out = curation.differing_values(values, mask)

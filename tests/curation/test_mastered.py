@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_curation import mpt_advantages, mpt_mask
 from rows import for_each
 
 from jaxrl_llm.core import traits_of
-from jaxrl_llm.curation import mpt_advantages, mpt_mask
 
 LOGP = jnp.log(jnp.array([0.995, 0.5, 0.999]))
 ALL = jnp.ones(3, bool)
@@ -28,7 +28,8 @@ def test_worked_numbers(entropy, reward, keep):
     assert found.tolist() == keep
 
 
-def test_the_limits_of_the_options():
+def test_the_mask():
+    # The limits of the options.
     entropy = jnp.full(3, 5.0)
     assert mpt_mask(LOGP, entropy, ALL, ONE, sigma=0.0).all()
     static = mpt_mask(LOGP, entropy, ALL, ONE, sigma=float("inf"))
@@ -38,15 +39,13 @@ def test_the_limits_of_the_options():
     # The entropy must be below the bound, not at it.
     assert mpt_mask(LOGP, jnp.full(3, 0.25), ALL, ONE, sigma=0.25).all()
 
-
-def test_the_entropy_is_the_mean_over_kept_tokens():
+    # The entropy is the mean over kept tokens.
     entropy = jnp.array([[0.1, 0.2, 9.0], [0.1, 0.4, 9.0]])
     mask = jnp.array([[True, True, False]] * 2)
     logp = jnp.zeros((2, 3))
     assert mpt_mask(logp, entropy, mask, jnp.ones(2)).tolist() == [[False] * 3, [True, True, False]]
 
-
-def test_against_a_loop():
+    # Against a loop.
     rng = np.random.default_rng(0)
     logp = np.log(rng.uniform(0.97, 1.0, (4, 3, 7)))
     entropy, mask = rng.uniform(0, 0.4, (4, 3, 7)), rng.random((4, 3, 7)) < 0.8
@@ -60,8 +59,7 @@ def test_against_a_loop():
     found = jax.jit(mpt_mask)(*arrays, jnp.asarray(mask), jnp.asarray(rewards))
     assert (found == expected).all() and 0.05 < (mask & ~expected).mean() < 0.5
 
-
-def test_what_is_masked_is_not_read():
+    # What is masked is not read.
     mask = jnp.array([True, True, False])
     junk = jnp.array([0.0, 0.0, jnp.nan])
     keep = mpt_mask(LOGP + junk, jnp.full(3, 0.1) + junk, mask, ONE)
@@ -70,8 +68,7 @@ def test_what_is_masked_is_not_read():
     assert mpt_mask(LOGP, junk, mask, jnp.array(jnp.nan)).tolist() == [True, True, False]
     assert not mpt_mask(LOGP, junk, ~ALL, ONE).any()
 
-
-def test_advantages_of_dropped_tokens_are_zero():
+    # Advantages of dropped tokens are zero.
     mask = jnp.array([[True, True, True], [True, True, False]])
     evidence = {
         "rewards": jnp.array([1.0, 0.0]),

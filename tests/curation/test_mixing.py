@@ -3,23 +3,23 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-
-from jaxrl_llm.curation import (
+from compiled_curation import (
     ampo_select,
     best_teachers,
     comprehension_score,
     icpo_merge,
     mix_source_mask,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 merge = jax.jit(icpo_merge)
 
 
-def test_stored_prompts_are_drawn_with_their_probability():
+def test_sources():
+    # Stored prompts are drawn with their probability.
     masks = jax.vmap(lambda key: mix_source_mask(key, prompts=5))(
         jax.random.split(jax.random.key(0), 2000)
     )
@@ -27,14 +27,14 @@ def test_stored_prompts_are_drawn_with_their_probability():
     assert not mix_source_mask(jax.random.key(0), prompts=5, probability=0.0).any()
     assert mix_source_mask(jax.random.key(0), prompts=5, probability=1.0).all()
 
-
-def test_comprehension_is_the_mean_probability_of_the_answer():
+    # Comprehension is the mean probability of the answer.
     logp = jnp.log(jnp.array([[0.5, 0.25, 0.9], [0.1, 0.2, 0.3]])).at[1].set(jnp.nan)
     mask = jnp.array([[True, True, False], [False, False, False]])
     np.testing.assert_allclose(comprehension_score(logp, mask), [0.375, 0.0], rtol=1e-6)
 
 
-def test_only_groups_that_all_fail_take_teacher_answers():
+def test_ampo():
+    # Only groups that all fail take teacher answers.
     rewards = jnp.array([[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
     scores = jnp.array([[0.1, 0.7, 0.3], [0.1, 0.7, 0.3]])
     swap = ampo_select(rewards, scores)
@@ -44,8 +44,7 @@ def test_only_groups_that_all_fail_take_teacher_answers():
     assert swap.teachers.tolist() == [[1, 2], [1, 2]]
     assert swap.rollouts.tolist() == [[0, 1], [0, 2]]
 
-
-def test_no_more_answers_than_there_are_wrong_rollouts_or_teachers():
+    # No more answers than there are wrong rollouts or teachers.
     rewards = jnp.array([[9.0, 0.0, 9.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     where = jnp.array([[0, 1, 0], [1, 1, 1], [1, 1, 1], [0, 0, 0]], bool)
     scores = jnp.array([[0.2, 0.2], [0.9, jnp.nan], [jnp.nan, jnp.nan], [0.5, 0.6]])
@@ -58,13 +57,38 @@ def test_no_more_answers_than_there_are_wrong_rollouts_or_teachers():
     assert swap.teachers.tolist() == [[0, -1], [0, -1], [-1, -1], [-1, -1]]
 
 
-def test_hybrid_injects_by_chance():
+def test_icpo():
+    # Hybrid injects by chance.
     rewards, scores = jnp.array([[1.0, 0.0]]), jnp.array([[0.5, 0.6]])
     draw = jax.vmap(
         lambda key: ampo_select(rewards, scores, k_max=1, mode="hybrid", key=key).teachers[0, 0]
     )
     taken = draw(jax.random.split(jax.random.key(0), 2000)) >= 0
     np.testing.assert_allclose(taken.mean(), 0.3, atol=0.05)
+
+    # Who leaves is drawn uniformly.
+    rewards = jnp.array([[0.0, 1.0, 0.0, 1.0]])
+    steered = jnp.array([[False, False, False, True]])
+    draw = jax.vmap(lambda key: icpo_merge(rewards, steered=steered, key=key)[0])
+    share = draw(jax.random.split(jax.random.key(1), 2000)).mean(0)
+    np.testing.assert_allclose(share, [2 / 3, 2 / 3, 2 / 3, 1.0], atol=0.05)
+
+    # All steered rejected leaves the plain group.
+    rewards = jnp.array([[0.0, 1.0, 0.5]])
+    steered = jnp.array([[False, False, True]])
+    kept = icpo_merge(rewards, steered=steered, key=jax.random.key(0))
+    assert kept.tolist() == [[True, True, False]]
+    kept = icpo_merge(rewards, steered=steered, key=jax.random.key(0), delta=0.5)
+    assert kept.sum() == 2 and kept[0, 2]
+
+    # A teacher without a reward keeps its probe.
+    roles = jnp.array([0, 0, 2, 2, 2, 4, 4, 4])
+    prob = jnp.zeros(8).at[5:].set(jnp.array([0.9, 0.1, 0.5]))[:, None]
+    where = jnp.ones(8, bool).at[2].set(False)
+    inputs = {"roles": roles, "mask": jnp.ones((8, 1), bool), "old_logp": jnp.log(prob)}
+    kept = best_teachers(jnp.zeros(8), **inputs, where=where, k_max=1)
+    # The third teacher, whose probe is the third one, in the place of the first rollout.
+    assert np.flatnonzero(kept).tolist() == [1, 4]
 
 
 @quick
@@ -85,30 +109,3 @@ def test_good_steered_rollouts_take_the_place_of_plain_ones(rewards, steered, wh
     np.testing.assert_array_equal(kept & steered, good)
     expected = np.maximum(plain.sum(-1), good.sum(-1))
     np.testing.assert_array_equal(kept.sum(-1), expected)
-
-
-def test_who_leaves_is_drawn_uniformly():
-    rewards = jnp.array([[0.0, 1.0, 0.0, 1.0]])
-    steered = jnp.array([[False, False, False, True]])
-    draw = jax.vmap(lambda key: icpo_merge(rewards, steered=steered, key=key)[0])
-    share = draw(jax.random.split(jax.random.key(1), 2000)).mean(0)
-    np.testing.assert_allclose(share, [2 / 3, 2 / 3, 2 / 3, 1.0], atol=0.05)
-
-
-def test_all_steered_rejected_leaves_the_plain_group():
-    rewards = jnp.array([[0.0, 1.0, 0.5]])
-    steered = jnp.array([[False, False, True]])
-    kept = icpo_merge(rewards, steered=steered, key=jax.random.key(0))
-    assert kept.tolist() == [[True, True, False]]
-    kept = icpo_merge(rewards, steered=steered, key=jax.random.key(0), delta=0.5)
-    assert kept.sum() == 2 and kept[0, 2]
-
-
-def test_a_teacher_without_a_reward_keeps_its_probe():
-    roles = jnp.array([0, 0, 2, 2, 2, 4, 4, 4])
-    prob = jnp.zeros(8).at[5:].set(jnp.array([0.9, 0.1, 0.5]))[:, None]
-    where = jnp.ones(8, bool).at[2].set(False)
-    inputs = {"roles": roles, "mask": jnp.ones((8, 1), bool), "old_logp": jnp.log(prob)}
-    kept = best_teachers(jnp.zeros(8), **inputs, where=where, k_max=1)
-    # The third teacher, whose probe is the third one, in the place of the first rollout.
-    assert np.flatnonzero(kept).tolist() == [1, 4]

@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-from jaxrl_llm.curation import (
+from compiled_curation import (
     mean_win_rate,
     missing_eos_penalty,
     right_over_wrong,
     select_pairs,
     win_rate_matrix,
 )
+from rows import for_each
 
 R = jnp.array([3.0, 1.0, 2.0])
 
@@ -27,7 +26,8 @@ def of(pairs):
     return kept
 
 
-def test_the_worked_pairs():
+def test_pairs():
+    # The worked pairs.
     assert of(select_pairs(R)) == [(0, 1)]
     assert of(select_pairs(R[::-1], mode="first_two")) == [(0, 1)]
     assert of(select_pairs(R[1:], mode="first_two")) == [(1, 0)]
@@ -35,6 +35,16 @@ def test_the_worked_pairs():
     tied = jnp.array([1.0, 5, 5, 1])
     assert of(select_pairs(tied)) == [(1, 0)]  # the first of the greatest, the first of the least
     assert of(select_pairs(tied, mode="first_two")) == [(1, 0)]
+
+    # Every two of a group and random ones.
+    rewards = jnp.asarray(np.random.default_rng(0).permutation(6), jnp.float32)
+    pairs = of(select_pairs(rewards, mode="all_pairs"))
+    every = {frozenset(p) for p in itertools.combinations(range(6), 2)}
+    assert {frozenset(p) for p in pairs} == every and len(pairs) == 15
+    assert all(rewards[a] > rewards[b] for a, b in pairs)
+    many = select_pairs(jnp.broadcast_to(R, (400, 3)), mode="random", key=jax.random.key(1))
+    drawn, counts = np.unique(np.asarray(many.indices[:, 0]), axis=0, return_counts=True)
+    assert drawn.tolist() == [[0, 1], [0, 2], [2, 1]] and counts.min() > 100
 
 
 @for_each("mode", ["max_min", "first_two", "all_pairs", "random"])
@@ -44,17 +54,6 @@ def test_equal_rewards_one_response_and_small_gaps_are_no_pair(mode):
         pairs = select_pairs(rewards, mode=mode, min_gap=0.5, **key)
         assert pairs.indices.shape == (*pairs.where.shape, 2) and not of(pairs)
     assert of(select_pairs(jnp.array([1.0, 1.5]), mode=mode, min_gap=0.5, **key)) == [(1, 0)]
-
-
-def test_every_two_of_a_group_and_random_ones():
-    rewards = jnp.asarray(np.random.default_rng(0).permutation(6), jnp.float32)
-    pairs = of(select_pairs(rewards, mode="all_pairs"))
-    every = {frozenset(p) for p in itertools.combinations(range(6), 2)}
-    assert {frozenset(p) for p in pairs} == every and len(pairs) == 15
-    assert all(rewards[a] > rewards[b] for a, b in pairs)
-    many = select_pairs(jnp.broadcast_to(R, (400, 3)), mode="random", key=jax.random.key(1))
-    drawn, counts = np.unique(np.asarray(many.indices[:, 0]), axis=0, return_counts=True)
-    assert drawn.tolist() == [[0, 1], [0, 2], [2, 1]] and counts.min() > 100
 
 
 @for_each("mode", ["max_min", "first_two", "all_pairs", "random"])
@@ -77,15 +76,15 @@ def test_what_is_masked_is_not_read_and_never_chosen(mode):
         assert first[0]
 
 
-def test_win_rates_have_the_worked_numbers():
+def test_win_rates():
+    # Win rates have the worked numbers.
     rates = win_rate_matrix(jnp.array([1.0, 0.0, -1.0]))
     np.testing.assert_allclose(rates + rates.T, np.ones((3, 3)), rtol=1e-6)
     np.testing.assert_allclose(mean_win_rate(rates), [0.703952, 0.5, 0.296048], atol=1e-6)
     alone = mean_win_rate(rates, include_self=False)
     np.testing.assert_allclose(alone, [0.805928, 0.5, 0.194072], atol=1e-6)
 
-
-def test_win_rates_of_a_padded_group():
+    # Win rates of a padded group.
     where = jnp.array([True, False, True])
     rates = jnp.where(where, win_rate_matrix(jnp.array([1.0, jnp.nan, -1.0])), jnp.nan)
     two = mean_win_rate(win_rate_matrix(jnp.array([1.0, -1.0])))
@@ -97,7 +96,8 @@ def test_win_rates_of_a_padded_group():
     assert mean_win_rate(judged).tolist() == [0.75, 0.25]
 
 
-def test_a_response_that_did_not_end_is_not_chosen():
+def test_ends_and_verifiers():
+    # A response that did not end is not chosen.
     truncated = jnp.array([True, False, False])
     lower = missing_eos_penalty(R, truncated=truncated, penalty=4.0)
     assert lower.tolist() == [-1.0, 1.0, 2.0]
@@ -106,11 +106,7 @@ def test_a_response_that_did_not_end_is_not_chosen():
     dirty = jnp.where(where, R, jnp.nan)
     assert missing_eos_penalty(dirty, truncated=truncated, penalty=4.0, where=where)[0] == 0
 
-
-GRADED = jnp.array([0.0, 1.0, 0.5, 2.0, 0.0])
-
-
-def test_right_responses_stand_over_wrong_ones():
+    # Right responses stand over wrong ones.
     assert of(right_over_wrong(GRADED)) == [(1, 0)]
     # The side with fewer responses starts over; then there would be pairs that came before.
     assert of(right_over_wrong(GRADED, pairs=9)) == [(1, 0), (3, 2), (1, 4)]
@@ -123,6 +119,9 @@ def test_right_responses_stand_over_wrong_ones():
     for alike in (jnp.zeros(3), jnp.ones(3), jnp.ones(1)):
         assert of(right_over_wrong(alike, pairs=2)) == []
         assert of(right_over_wrong(alike, pairs=2, lengths=jnp.arange(alike.size))) == []
+
+
+GRADED = jnp.array([0.0, 1.0, 0.5, 2.0, 0.0])
 
 
 @for_each("short", [True, False])
@@ -149,7 +148,7 @@ def test_pairs_of_a_verifier_are_those_of_loops_and_masked_ones_are_not_read(sho
             assert len(set(expected)) == len(expected)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("run", "words"),
     [
         (lambda: right_over_wrong(R, pairs=0), "right_over_wrong: pairs must be an integer"),

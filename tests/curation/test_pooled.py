@@ -75,7 +75,8 @@ def by_prompt(*rates):
     return lambda step, place: np.arange(G) < round(rates[place % len(rates)] * G)
 
 
-def test_prompts_that_succeed_get_fewer_rollouts():
+def test_rollouts_fall_with_success():
+    # Prompts that succeed get fewer rollouts.
     collector, state = started()
     rates = (0.5, 0.75, 1.0, 0.625, 0.875, 0.0)
     sizes = {}
@@ -89,8 +90,7 @@ def test_prompts_that_succeed_get_fewer_rollouts():
     assert sizes == {0: [8, 8], 1: [8, 5], 2: [8, 2], 3: [8, 7], 4: [8, 3], 5: [8, 8]}
     assert len(state.recent) == N and (state.count > 8).all()
 
-
-def test_fewer_rollouts_begin_with_the_prefix_of_their_group():
+    # Fewer rollouts begin with the prefix of their group.
     begins = Response(np.int32([7]), trains=np.zeros(1, bool))
 
     @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,8 @@ def fails_later(step, place):
     return np.arange(G) == 2 if step < 2 else np.zeros(G)
 
 
-def test_a_stored_success_takes_the_place_of_the_first_failure():
+def test_successes():
+    # A stored success takes the place of the first failure.
     collector, state = started()
     for step in range(2):
         batch, _, state = play(collector, state, step, fails_later)
@@ -133,11 +134,33 @@ def test_a_stored_success_takes_the_place_of_the_first_failure():
     assert int(after.pool.added) == int(state.pool.added) == N
     assert after.count.sum() - state.count.sum() == P * G
 
-
-def test_a_failure_without_a_stored_success_does_not_train():
+    # A failure without a stored success does not train.
     collector, state = started()
     batch, rows, _ = play(collector, state, 0, lambda step, place: np.zeros(G))
     assert len(batch.requests) == P and not any(row.takes_part for row in rows)
+
+    # An old success stays out.
+    collector, state = started(max_staleness=1)
+    for step in range(2):
+        *_, state = play(collector, state, step, fails_later)
+    batch, rows, _ = play(collector, state, 2, fails_later)
+    ages = {r.prompt: 2 for r in batch.requests[:P]}
+    for r in batch.requests[:P]:
+        place = state.pool.prompt_ids.tolist().index(r.prompt)
+        ages[r.prompt] = 2 - int(state.pool.versions[place])
+    replayed = [batch.requests[r.extends].prompt for r in batch.requests[P:]]
+    assert replayed == [prompt for prompt, age in ages.items() if age <= 1]
+    assert [row.takes_part for row in rows] == [age <= 1 for age in ages.values()]
+
+    # A success ages until the update whatever samples.
+    collector, state = started(max_staleness=1)
+    for step in range(2):
+        *_, state = play(collector, state, step, fails_later)
+    batch, rows, _ = play(collector, state, 3, fails_later)
+    assert len(batch.requests) == P and not any(row.takes_part for row in rows)
+    requests, outcomes = batch.requests, batch.outcomes
+    early = Collection(P, G, 3, requests, outcomes, version=2)
+    assert collector.observe(state, early)[0].requests == ()
 
 
 def episodes(collection, place, rewards, *, turns=2, prompt=(1, 2)):
@@ -179,20 +202,6 @@ def test_a_stored_episode_has_its_reward_and_the_prompt_of_now(same):
     assert stored.reward == 1.0 and stored.trains.tolist() == [True, False, True]
 
 
-def test_an_old_success_stays_out():
-    collector, state = started(max_staleness=1)
-    for step in range(2):
-        *_, state = play(collector, state, step, fails_later)
-    batch, rows, _ = play(collector, state, 2, fails_later)
-    ages = {r.prompt: 2 for r in batch.requests[:P]}
-    for r in batch.requests[:P]:
-        place = state.pool.prompt_ids.tolist().index(r.prompt)
-        ages[r.prompt] = 2 - int(state.pool.versions[place])
-    replayed = [batch.requests[r.extends].prompt for r in batch.requests[P:]]
-    assert replayed == [prompt for prompt, age in ages.items() if age <= 1]
-    assert [row.takes_part for row in rows] == [age <= 1 for age in ages.values()]
-
-
 def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed():
     def rewards(step, place):
         return (np.arange(G) + place + step) % 4 == 0 if (step + place) % 3 else np.zeros(G)
@@ -216,7 +225,8 @@ def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed():
         assert len(rows) == P and len(set(members)) == len(members) and len(requests) <= 2 * P
 
 
-def test_what_cannot_be_is_said():
+def test_mistakes():
+    # What cannot be is said.
     for name, value in {"capacity": 0, "low": 0, "threshold": 0.0, "max_accuracy": 0.0}.items():
         with pytest.raises(ValueError, match=f"pooled: {name}"):
             pooled(**{name: value})
@@ -229,18 +239,6 @@ def test_what_cannot_be_is_said():
         collector.propose(state, jax.random.key(0), Collection(P, G), 1)
     assert repr(pooled(high=4, threshold=0.5)) == "pooled(capacity=1024, high=4, threshold=0.5)"
 
-
-def test_a_success_ages_until_the_update_whatever_samples():
-    collector, state = started(max_staleness=1)
-    for step in range(2):
-        *_, state = play(collector, state, step, fails_later)
-    batch, rows, _ = play(collector, state, 3, fails_later)
-    assert len(batch.requests) == P and not any(row.takes_part for row in rows)
-    requests, outcomes = batch.requests, batch.outcomes
-    early = Collection(P, G, 3, requests, outcomes, version=2)
-    assert collector.observe(state, early)[0].requests == ()
-
-
-def test_it_is_no_source_of_prompts():
+    # It is no source of prompts.
     with pytest.raises(ValueError, match="source must ask for each group once"):
         jr.curation.refill(jr.curation.informative_groups, source=pooled())

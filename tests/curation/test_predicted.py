@@ -113,22 +113,21 @@ def test_the_efficient_form_drops_and_cuts_by_what_is_predicted(together):
     assert int(state["gated"]) == 2 and int(state["parsed"]) == 8
 
 
-def test_gate_and_cutoff_are_options_of_their_own():
+def test_the_gate_and_its_parts():
+    # Gate and cutoff are options of their own.
     said = {0: answers((8, 3), (8, 3))}
     requests, rows, _ = play(predicted(PARSE, REWARD, gate=GATE), 2, said, {0: RIGHT})
     assert len(requests) == 1 and not any(row.takes_part for row in rows)
     requests, rows, _ = play(predicted(PARSE, REWARD, cutoff=CUTOFF), 2, said, {0: RIGHT})
     assert [request.limit for request in requests] == [None, 6]
 
-
-def test_a_part_of_one_group_is_a_question():
-    """Of a batch, the other groups of which are stored ones or of another collector."""
+    # A part of one group is a question. Of a batch, the other groups of which are stored ones or
+    # of another collector.
     requests, rows, _ = play(predicted(PARSE, REWARD, gate=GATE), 1, {}, {0: RIGHT})
     assert [(request.role, request.extends) for request in requests] == [(OWN, None)]
     assert [row.takes_part for row in rows] == [True]
 
-
-def test_what_a_run_is_told():
+    # What a run is told.
     plain, cut = predicted(PARSE, REWARD), predicted(PARSE, REWARD, cutoff=CUTOFF)
     assert declares(plain, "sends_text") and not declares(plain, "needs_slots")
     assert declares(cut, "needs_slots")

@@ -6,11 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-from scipy import stats
-
-from jaxrl_llm.advantages import grpo
-from jaxrl_llm.curation import (
+from compiled_curation import (
     advantage_sizes,
     fading_probs,
     recency_weights,
@@ -19,12 +15,17 @@ from jaxrl_llm.curation import (
     replay_scores,
     ssb_sample,
 )
+from rows import for_each
+from scipy import stats
+
+from jaxrl_llm.advantages import grpo
 
 KEY = jax.random.key(0)
 KEYS = jax.random.split(jax.random.key(1), 3000)
 
 
-def test_scores_of_groups():
+def test_scores():
+    # Scores of groups.
     rewards = jnp.array([[1.0, 0.0, 1.0, 0.0], [0.1, 0.1, 0.1, 0.1], [1.0, 0.0, jnp.nan, 9.0]])
     where = jnp.array([[True] * 4, [True] * 4, [True, True, False, False]])
     advantages = jnp.where(where, jnp.array([1.0, -1.0, 1.0, -1.0]), jnp.inf)
@@ -37,8 +38,7 @@ def test_scores_of_groups():
     np.testing.assert_allclose(replay_scores(advantages[0], unit), 4.0, rtol=1e-6)
     assert replay_scores(grpo(rewards[1]), rewards[1]) == 0
 
-
-def test_priorities_and_their_undoing():
+    # Priorities and their undoing.
     scores, where = jnp.array([1.0, 4.0, jnp.nan, 9.0]), jnp.array([True, True, False, True])
     np.testing.assert_allclose(
         replay_priorities(scores, power=0.5, where=where), [1 / 6, 2 / 6, 0, 3 / 6], rtol=1e-6
@@ -57,15 +57,13 @@ def test_priorities_and_their_undoing():
     flat = replay_importance(probs, power=0.0, where=where)
     assert flat.tolist() == [1, 1, 0, 1]
 
-
-def test_recency():
+    # Recency.
     out = recency_weights(
         jnp.array([4, 2, 9, -50]), version=4, scale=2.0, where=jnp.array([True, True, True, False])
     )
     np.testing.assert_allclose(out, [1.0, np.exp(-1), 1.0, 0.0], rtol=1e-6)
 
-
-def test_fading_worked_numbers():
+    # Fading worked numbers.
     expected = [0, 0.088971, 0.263279, 0.321820, 0.325930]
     np.testing.assert_allclose(fading_probs(jnp.arange(5)), expected, atol=1e-6)
     order = jnp.array([12, -1, 3, 40, 7, 9])
@@ -84,7 +82,8 @@ def test_fading_worked_numbers():
         np.testing.assert_allclose(probs.sum(), 1.0, rtol=1e-5)
 
 
-def test_selective_samples_are_fresh_first_and_by_advantage():
+def test_selective_samples():
+    # Selective samples are fresh first and by advantage.
     advantages = jnp.array([0.5, -1.5, 0.0, 2.0, jnp.nan])
     where = jnp.array([True, True, True, True, False])
     stored = jnp.array([1.0, 0.0, -3.0, jnp.inf])
@@ -104,8 +103,7 @@ def test_selective_samples_are_fresh_first_and_by_advantage():
         and stats.chisquare(old[[0, 2]], [len(KEYS) / 4, 3 * len(KEYS) / 4]).pvalue > 0.01
     )
 
-
-def test_selective_samples_without_an_advantage():
+    # Selective samples without an advantage.
     none, some = jnp.zeros(3), jnp.array([0.0, -1.0])
     assert ssb_sample(KEY, none, none, count=2).index.tolist() == [-1, -1]
     only_old = ssb_sample(KEY, none, some, count=2)
@@ -117,8 +115,7 @@ def test_selective_samples_without_an_advantage():
     ).index[0])(KEYS[:500])  # fmt: skip
     assert 150 < int(even.sum()) < 350
 
-
-def test_the_sizes_of_advantages_leave_out_what_is_masked():
+    # The sizes of advantages leave out what is masked.
     advantages = np.array([[0.5, -1.5, np.nan, 2.0], [3.0, 0.0, 0.0, -1.0]], np.float32)
     where = np.array([[True, True, False, True], [False] * 4])
     got = advantage_sizes(advantages, where=where)

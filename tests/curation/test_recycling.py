@@ -1,5 +1,6 @@
 """Rollouts used again: tasks for a judge, a swarm's groups, a pool of successes, certain steps."""
 
+import compiled_curation as curation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
-
-from jaxrl_llm import curation
 
 quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 binary = st.sampled_from([0.0, 1.0])
@@ -47,7 +46,8 @@ def test_items_show_what_they_claim(rewards, answered, where, seed):
             assert right[shown[label]] and wrong[shown[1 - label]]
 
 
-def test_kinds_follow_the_group():
+def test_judged_items():
+    # Kinds follow the group.
     rewards = jnp.array([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     draw = jax.vmap(lambda k: curation.judge_items(k, rewards))(keys)
     assert (draw.kind[:, :2] == 1).all() and (draw.first[:, 0] == 0).all()
@@ -61,25 +61,19 @@ def test_kinds_follow_the_group():
     assert always.tolist() == [1, 1, 2]
     assert curation.judge_items(keys[0], rewards, point=1.0).kind.tolist() == [1, 1, 1]
 
-
-def test_nothing_is_judged_without_an_answer():
+    # Nothing is judged without an answer.
     rewards = jnp.array([[0.0, 0.0], [1.0, 0.0]])
     items = curation.judge_items(keys[0], rewards, answered=jnp.zeros((2, 2), bool))
     assert items.kind.tolist() == [0, 0] and items.reflect[0] >= 0 and int(items.reflect[1]) == 1
 
-
-def test_caps_hold():
+    # Caps hold.
     flags = jnp.array([True, False, True, True])
     drawn = jax.vmap(lambda k: curation.cap_items(k, flags, count=2))(keys)
     assert (drawn.sum(-1) == 2).all() and not drawn[:, 1].any()
     np.testing.assert_allclose(drawn.mean(0), [2 / 3, 0, 2 / 3, 2 / 3], atol=0.04)
     assert curation.cap_items(keys[0], flags, count=9).tolist() == flags.tolist()
 
-
-# --- swarm -----------------------------------------------------------------------------------
-
-
-def test_a_swarm_shares_groups_that_differ():
+    # A swarm shares groups that differ.
     local = jnp.array([True, True, False, False, False])
     informative = jnp.array([False, True, True, False, True])
 
@@ -91,6 +85,25 @@ def test_a_swarm_shares_groups_that_differ():
     np.testing.assert_allclose((shared.index[:, 0] == 0).mean(), 0.5, atol=0.04)
     assert (jnp.sort(shared.index[:, 1:], -1) == jnp.array([2, 4])).all()
     np.testing.assert_allclose((shared.index[:, 1] == 2).mean(), 0.5, atol=0.04)
+
+    # A stored success replaces the oldest failure.
+    rewards = jnp.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    age = jnp.array([[3.0, 9.0, 4.0]] * 4)
+    stored = jnp.array([True, False, True, True])
+    pooled = curation.pooled_groups(rewards, age=age, stored=stored, count=3)
+    assert pooled.replace.tolist() == [1, -1, -1, -1]
+    assert pooled.keep.tolist() == [True, False, False, True]
+    where = jnp.array([[True, False, True]] * 4)
+    junk = jnp.where(where, rewards, jnp.nan)
+    aged = jnp.where(where, age, jnp.nan)
+    fewer = curation.pooled_groups(junk, age=aged, stored=stored, count=2, where=where)
+    assert fewer.replace.tolist() == [2, -1, -1, -1]
+    assert not curation.pooled_groups(rewards, age=age, stored=stored, count=4).keep.any()
+    half = curation.pooled_groups(rewards, age=age, stored=stored, count=3, max_accuracy=0.3)
+    assert half.keep.tolist() == [True, False, False, False]
+
+
+# --- swarm -----------------------------------------------------------------------------------
 
 
 @for_each(
@@ -111,23 +124,6 @@ def test_a_batch_shrinks_where_others_have_nothing(informative, foreign, where):
 
 
 # --- DART ------------------------------------------------------------------------------------
-
-
-def test_a_stored_success_replaces_the_oldest_failure():
-    rewards = jnp.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
-    age = jnp.array([[3.0, 9.0, 4.0]] * 4)
-    stored = jnp.array([True, False, True, True])
-    pooled = curation.pooled_groups(rewards, age=age, stored=stored, count=3)
-    assert pooled.replace.tolist() == [1, -1, -1, -1]
-    assert pooled.keep.tolist() == [True, False, False, True]
-    where = jnp.array([[True, False, True]] * 4)
-    junk = jnp.where(where, rewards, jnp.nan)
-    aged = jnp.where(where, age, jnp.nan)
-    fewer = curation.pooled_groups(junk, age=aged, stored=stored, count=2, where=where)
-    assert fewer.replace.tolist() == [2, -1, -1, -1]
-    assert not curation.pooled_groups(rewards, age=age, stored=stored, count=4).keep.any()
-    half = curation.pooled_groups(rewards, age=age, stored=stored, count=3, max_accuracy=0.3)
-    assert half.keep.tolist() == [True, False, False, False]
 
 
 @quick
@@ -153,15 +149,15 @@ def test_counts_of_rollouts(success, count):
     assert int(curation.adaptive_rollouts(jnp.float32(success))) == count
 
 
-def test_counts_stay_within_their_bounds():
+def test_counts_and_steps():
+    # Counts stay within their bounds.
     rates = jnp.linspace(0.0, 1.0, 41)
     counts = curation.adaptive_rollouts(rates, low=3, high=6, threshold=0.5)
     assert counts.min() == 3 and counts.max() == 6 and (jnp.diff(counts) <= 0).all()
     exact = [8 if k / 8 < 0.6 else max(1, min(8, int(9 / (k / 8) - 7))) for k in range(9)]
     assert curation.adaptive_rollouts(jnp.arange(9) / 8).tolist() == exact
 
-
-def test_certain_steps_do_not_train():
+    # Certain steps do not train.
     rng = np.random.default_rng(0)
     steps = rng.permutation(10).astype(np.float32)
     turn_ids = jnp.arange(20).reshape(1, 1, 20) // 2
@@ -173,8 +169,7 @@ def test_certain_steps_do_not_train():
     tied = steps_of(None, mask, old_entropy=0.0 * entropy, turn_ids=turn_ids, turns=10)
     assert tied.all()
 
-
-def test_steps_beyond_the_maximum_count_as_the_last_one():
+    # Steps beyond the maximum count as the last one.
     turn_ids, mask = jnp.array([[[0, 1, 2, 5], [0, 0, 3, -1]]]), jnp.ones((1, 2, 4), bool)
     entropy = jnp.array([[[1.0, 3.0, 4.0, 5.0], [2.0, 2.0, 3.5, 9.0]]])
     options = {"old_entropy": entropy, "turns": 2}
@@ -184,8 +179,7 @@ def test_steps_beyond_the_maximum_count_as_the_last_one():
         np.testing.assert_array_equal(got, merged)
         assert got[0, 0, 1:].all() and got[0, 1, 2] and not got[0, 1, 3]
 
-
-def test_steps_are_ranked_over_the_group_and_masked_tokens_are_not_read():
+    # Steps are ranked over the group and masked tokens are not read.
     turn_ids = jnp.array([[[0, 0, 1, -1], [0, 1, 1, 1]]])
     mask = jnp.array([[[True, True, True, False], [True, True, False, True]]])
     entropy = jnp.array([[[1.0, 3.0, 0.5, jnp.nan], [4.0, 0.1, jnp.inf, 0.3]]])
@@ -193,57 +187,39 @@ def test_steps_are_ranked_over_the_group_and_masked_tokens_are_not_read():
     assert keep.tolist() == [[[True, True, False, False], [True, False, False, False]]]
 
 
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: curation.judge_items(keys[0], jnp.zeros(2), point=1.5),
-            ValueError,
-            r"judge_items: point must be in \[0, 1\]; got 1.5",
+BAD = {
+    ValueError: {
+        r"judge_items: point must be in \[0, 1\]; got 1.5": lambda: curation.judge_items(
+            keys[0], jnp.zeros(2), point=1.5
         ),
-        (
-            lambda: curation.cap_items(keys[0], jnp.ones(2), count=1),
-            TypeError,
-            "cap_items: flags must be bool",
+        "swarm_groups: these must have the same shape": lambda: curation.swarm_groups(
+            keys[0], jnp.ones(2, bool), local=jnp.ones(3, bool), count=1, foreign=1
         ),
-        (
-            lambda: curation.swarm_groups(
-                keys[0], jnp.ones(2, bool), local=jnp.ones(3, bool), count=1, foreign=1
-            ),
-            ValueError,
-            "swarm_groups: these must have the same shape",
+        r"pooled_groups: stored must have shape \(2,\)": lambda: curation.pooled_groups(
+            jnp.zeros((2, 2)), age=jnp.zeros((2, 2)), stored=jnp.ones(3, bool), count=1
         ),
-        (
-            lambda: curation.pooled_groups(
-                jnp.zeros((2, 2)), age=jnp.zeros((2, 2)), stored=jnp.ones(3, bool), count=1
-            ),
-            ValueError,
-            r"pooled_groups: stored must have shape \(2,\)",
+        "mixed_subset: count must be at least 2; got 1": lambda: curation.mixed_subset(
+            keys[0], jnp.zeros(3), count=1
         ),
-        (
-            lambda: curation.mixed_subset(keys[0], jnp.zeros(3), count=1),
-            ValueError,
-            "mixed_subset: count must be at least 2; got 1",
+        "adaptive_rollouts: high must not be below low; got 3 and 4": lambda: (
+            curation.adaptive_rollouts(jnp.zeros(2), low=4, high=3)
         ),
-        (
-            lambda: curation.adaptive_rollouts(jnp.zeros(2), low=4, high=3),
-            ValueError,
-            "adaptive_rollouts: high must not be below low; got 3 and 4",
+        r"top_entropy_steps: keep must be in \(0, 1\]; got 0": lambda: curation.top_entropy_steps(
+            jnp.zeros(1),
+            jnp.ones((1, 2), bool),
+            old_entropy=jnp.zeros((1, 2)),
+            turn_ids=jnp.zeros((1, 2), int),
+            turns=1,
+            keep=0.0,
         ),
-        (
-            lambda: curation.top_entropy_steps(
-                jnp.zeros(1),
-                jnp.ones((1, 2), bool),
-                old_entropy=jnp.zeros((1, 2)),
-                turn_ids=jnp.zeros((1, 2), int),
-                turns=1,
-                keep=0.0,
-            ),
-            ValueError,
-            r"top_entropy_steps: keep must be in \(0, 1\]; got 0",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
+    },
+    TypeError: {
+        "cap_items: flags must be bool": lambda: curation.cap_items(keys[0], jnp.ones(2), count=1),
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
     with pytest.raises(error, match=words):
         call()

@@ -8,16 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_curation import replacements, replay_add, replay_fresh, replay_init, replay_sample
 from rows import for_each
 from scipy import stats
 
-from jaxrl_llm.curation import (
-    replacements,
-    replay_add,
-    replay_fresh,
-    replay_init,
-    replay_sample,
-)
 from jaxrl_llm.surrogates import decoupled_ppo, ppo_clip
 
 KEY = jax.random.key(0)
@@ -84,7 +78,8 @@ def test_the_best_stay_as_in_a_heap(capacity):
         assert ours == set(heap)
 
 
-def test_an_equal_score_does_not_replace_and_a_full_batch_keeps_its_last():
+def test_who_stays():
+    # An equal score does not replace and a full batch keeps its last.
     buffer = replay_init(jnp.zeros(()), capacity=1)
     for x in (1.0, 2.0):
         buffer = replay_add(
@@ -96,8 +91,7 @@ def test_an_equal_score_does_not_replace_and_a_full_batch_keeps_its_last():
     many = replay_add(many, jnp.arange(5.0), prompt_ids=jnp.arange(5), version=jnp.arange(5))
     assert sorted(many.items.tolist()) == [3.0, 4.0] and int(many.added) == 5
 
-
-def test_an_older_item_of_a_prompt_leaves_even_if_the_new_one_is_not_taken():
+    # An older item of a prompt leaves even if the new one is not taken.
     buffer = replay_init(jnp.zeros(()), capacity=2)
     rounds = [
         ([1.0, 2.0], [0, 1], [5.0, 6.0]),
@@ -112,8 +106,7 @@ def test_an_older_item_of_a_prompt_leaves_even_if_the_new_one_is_not_taken():
         )  # fmt: skip
         assert dict(zip(buffer.items.tolist(), buffer.scores.tolist(), strict=True)) == held_now
 
-
-def test_items_may_be_any_arrays_and_the_state_survives_jit():
+    # Items may be any arrays and the state survives jit.
     item = {"tokens": jnp.zeros((2, 3), jnp.int32), "mask": jnp.zeros((2, 3), bool)}
     buffer = replay_init(jax.eval_shape(lambda: item), capacity=3)
     new = {"tokens": jnp.ones((1, 2, 3), jnp.int32), "mask": jnp.ones((1, 2, 3), bool)}
@@ -147,7 +140,8 @@ def test_no_draw_is_older_than_allowed(max_lag, expected):
     assert not replay_fresh(replay_init(jnp.zeros(()), capacity=2), version=0).any()
 
 
-def test_draws_follow_the_weights():
+def test_draws():
+    # Draws follow the weights.
     buffer, probs = filled(), np.array([0.5, 0.2, 0.0, 0.3])
     weights = jnp.asarray(probs).at[2].set(jnp.nan)
     for replace in (False, True):
@@ -163,16 +157,14 @@ def test_draws_follow_the_weights():
     empty = replay_init(jnp.zeros(()), capacity=2)
     assert not replay_sample(KEY, empty, count=3, replace=True).where.any()
 
-
-def test_groups_that_teach_nothing_are_replaced_while_there_are_others():
+    # Groups that teach nothing are replaced while there are others.
     keep = jnp.array([False, True, False, False])
     assert replacements(keep, 2).tolist() == [0, -1, 1, -1]
     assert replacements(keep, jnp.int32(9)).tolist() == [0, -1, 1, 2]
     assert replacements(keep, 0).tolist() == [-1] * 4
 
-
-def test_the_objective_of_rollout_replay():
-    """max(-A r, -A clip(r, r_old (1 - eps), r_old (1 + eps))), ratios to what sampled."""
+    # The objective of rollout replay. max(-A r, -A clip(r, r_old (1 - eps), r_old (1 + eps))),
+    # ratios to what sampled.
     rng = np.random.default_rng(3)
     logp, old, behavior = np.log(rng.uniform(0.2, 0.9, (3, 50)))
     advantages = rng.normal(size=50)

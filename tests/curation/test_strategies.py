@@ -1,12 +1,12 @@
 """Libraries of experiences, and regrets over kinds of actions."""
 
+import compiled_curation as curation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from rows import for_each
 
-from jaxrl_llm import curation
 from jaxrl_llm.curation import Operation
 
 LIBRARY = {"G0": "a", "G1": "b", "G2": "c"}
@@ -37,20 +37,15 @@ def test_operations_in_their_order(operations, texts):
     assert list(after) == [f"G{i}" for i in range(len(texts))]
 
 
-def test_an_id_of_the_caller_is_never_overwritten():
-    after = curation.apply_operations({"new 0": "a", "3": "b"}, [Operation("add", "c")])
-    assert list(after.values()) == ["a", "b", "c"]
-
-
 def test_centroids():
+    # Centroids.
     rng = np.random.default_rng(0)
     x, c = rng.normal(size=(2, 5, 3)), rng.normal(size=(4, 3))
     ours = curation.nearest_centroid(jnp.asarray(x, jnp.float32), jnp.asarray(c, jnp.float32))
     expected = np.linalg.norm(x[:, :, None] - c, axis=-1).argmin(-1)
     np.testing.assert_array_equal(ours, expected)
 
-
-def test_clusters_of_utterances_and_pairs_of_strategies():
+    # Clusters of utterances and pairs of strategies.
     rng = np.random.default_rng(1)
     places = np.array([[0.0, 0.0], [5.0, 0.0], [0.0, 5.0]])
     kinds = rng.integers(0, 3, 40)
@@ -89,8 +84,9 @@ def test_policies_of_regrets(regrets, policy):
     np.testing.assert_allclose(curation.regret_matching(jnp.array(regrets)), policy, rtol=1e-6)
 
 
-def test_self_play_finds_the_solution_of_a_game():
-    """Rock, paper, scissors with a rock that wins double: 1/4, 1/2, 1/4."""
+def test_games():
+    # Self play finds the solution of a game. Rock, paper, scissors with a rock that wins double:
+    # 1/4, 1/2, 1/4.
     payoff = jnp.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])
 
     def play(state, _):
@@ -103,27 +99,27 @@ def test_self_play_finds_the_solution_of_a_game():
     (_, total), _ = jax.lax.scan(play, start, length=20_000)
     np.testing.assert_allclose(total / 20_000, [[0.25, 0.5, 0.25]] * 2, atol=0.02)
 
+    # An id of the caller is never overwritten.
+    after = curation.apply_operations({"new 0": "a", "3": "b"}, [Operation("add", "c")])
+    assert list(after.values()) == ["a", "b", "c"]
 
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: curation.apply_operations({}, [Operation("ad", "x")]),
-            ValueError,
-            "apply_operations: kind must be one of .*Did you mean 'add'",
+
+BAD = {
+    ValueError: {
+        "apply_operations: kind must be one of .*Did you mean 'add'": lambda: (
+            curation.apply_operations({}, [Operation("ad", "x")])
         ),
-        (
-            lambda: curation.nearest_centroid(jnp.zeros((2, 3)), jnp.zeros((4, 2))),
-            ValueError,
-            r"nearest_centroid: embeddings must have shape \(2, 2\)",
+        r"nearest_centroid: embeddings must have shape \(2, 2\)": lambda: curation.nearest_centroid(
+            jnp.zeros((2, 3)), jnp.zeros((4, 2))
         ),
-        (
-            lambda: curation.regret_update(jnp.zeros(2), jnp.zeros(3), jnp.zeros(2)),
-            ValueError,
-            "regret_update: these must have the same shape",
+        "regret_update: these must have the same shape": lambda: curation.regret_update(
+            jnp.zeros(2), jnp.zeros(3), jnp.zeros(2)
         ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
     with pytest.raises(error, match=words):
         call()

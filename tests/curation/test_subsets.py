@@ -5,13 +5,13 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiled_curation import d3s_selection, max_variance_subset, top_fraction_token_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
 
 from jaxrl_llm.advantages import grpo
-from jaxrl_llm.curation import d3s_selection, max_variance_subset, top_fraction_token_mask
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 subset = jax.jit(max_variance_subset)
@@ -65,59 +65,95 @@ def test_no_subset_of_that_size_varies_more(x, where, n):
         np.testing.assert_allclose(np.var(values[keep]), best, atol=1e-9)
 
 
-def test_ties_take_the_earlier_of_the_greatest_and_the_later_of_the_least():
+def test_ties_and_spread():
+    # Ties take the earlier of the greatest and the later of the least.
     assert subset(jnp.array([1.0, 1.0, 0.0, 0.0]), 2).tolist() == [True, False, False, True]
     assert subset(jnp.zeros(5), 2).tolist() == [False, False, False, True, True]
     # k = 0, 1 and 2 give one variance: the smallest k wins, also where float32 rounds.
     assert subset(jnp.array([1.0, 1.0, -1.0, -1.0]), 3).tolist() == [False, True, True, True]
     assert subset(jnp.array([0.1, 0.1, -0.1, -0.1]), 3).tolist() == [False, True, True, True]
 
-
-def test_a_large_mean_does_not_drown_the_spread():
+    # A large mean does not drown the spread.
     x = jnp.array([1000.0, 1000.25, 1000.5, 1000.125, 1000.75])
     np.testing.assert_array_equal(subset(x, 3), subset(x - 1000.0, 3))
 
-
-def test_rows_have_sizes_of_their_own():
+    # Rows have sizes of their own.
     x = jnp.array([WORKED, WORKED[::-1]])
     keep = subset(x, jnp.array([[3], [6]]))
     np.testing.assert_array_equal(keep[0], subset(x[0], 3))
     assert keep[1].all()
 
-
-def test_inside_a_group_advantages_and_rewards_choose_the_same_subset():
+    # Inside a group advantages and rewards choose the same subset.
     rewards = jnp.array([[0.0, 0.3, 0.9, 0.5, 1.0, 0.2]])
     np.testing.assert_array_equal(subset(rewards, 3), subset(grpo(rewards), 3))
 
 
-def test_dropped_entries_are_never_read():
+def test_what_is_left_out():
+    # Dropped entries are never read.
     where = jnp.array([True, True, False, True, True, True])
     clean = subset(jnp.array(WORKED), 3, where=where)
     for junk in (jnp.nan, jnp.inf, -jnp.inf, 1e4):
         x = jnp.where(where, jnp.array(WORKED), junk)
         np.testing.assert_array_equal(subset(x, 3, where=where), clean)
 
-
-def test_a_kept_nan_is_kept_and_seen():
+    # A kept nan is kept and seen.
     x = jnp.array([jnp.nan, 0.5, -1.0, 2.0, jnp.nan])
     where = jnp.array([False, True, True, True, True])
     assert subset(x, 2, where=where).tolist() == [False, False, False, True, True]
     assert not subset(x, 0, where=where).any()
     assert fraction_mask(x, where, 0.25).tolist() == [False, False, False, False, True]
 
-
-def test_an_empty_batch_keeps_nothing():
+    # An empty batch keeps nothing.
     assert max_variance_subset(jnp.zeros((2, 0)), 1).shape == (2, 0)
     advantages, mask = jnp.zeros((0, 3)), jnp.zeros((0, 3, 2), bool)
     assert d3s_selection(advantages, mask, old_entropy=jnp.zeros(mask.shape)).shape == mask.shape
 
+    # Everything is the identity.
+    advantages, mask, entropy = arrays(1)
+    keep = d3s_selection(
+        advantages, mask, old_entropy=entropy, rollouts=(1.0, 1.0), tokens=(1.0, 1.0)
+    )
+    np.testing.assert_array_equal(keep, mask)
 
-def test_many_equal_advantages_of_a_large_batch():
+    # Where junk and a controllers array.
+    advantages, mask, entropy = arrays(3)
+    where = np.ones(advantages.shape, bool)
+    where[1, 2] = False
+    selection = jax.jit(
+        lambda a, m, e, w, p: d3s_selection(a, m, old_entropy=e, where=w, progress=p)
+    )
+    progress = jnp.full((3, 1, 1), 0.5)
+    clean = selection(advantages, mask & where[..., None], entropy, where, progress)
+    junk = np.where(where, advantages, np.nan).astype(np.float32)
+    dirty = np.where(mask & where[..., None], entropy, np.inf).astype(np.float32)
+    np.testing.assert_array_equal(selection(junk, mask, dirty, where, progress), clean)
+    np.testing.assert_array_equal(
+        d3s_selection(advantages, mask, old_entropy=entropy, where=where, progress=0.5), clean
+    )
+
+
+def test_groups_and_tokens():
+    # Many equal advantages of a large batch.
     rng = np.random.default_rng(0)
     x = np.repeat(rng.choice([-1.0, 0.0, 0.0, 1.0], 64), 16).astype(np.float32)
     keep = np.asarray(subset(x, 100))
     assert keep.sum() == 100
     np.testing.assert_array_equal(keep, by_rule(x, 100, np.ones(len(x), bool)))
+
+    # Groups without a difference go first.
+    advantages, _, entropy = arrays(2)
+    keep = d3s_selection(
+        advantages, np.ones(entropy.shape, bool), old_entropy=entropy, rollouts=(0.5, 0.5)
+    )
+    assert not keep[0].any()
+
+    # Token advantages count with their mean.
+    advantages, mask, entropy = arrays(4)
+    tokens = np.broadcast_to(advantages[..., None], mask.shape)
+    options = {"old_entropy": entropy, "progress": 0.5}
+    np.testing.assert_array_equal(
+        d3s_selection(tokens, mask, **options), d3s_selection(advantages, mask, **options)
+    )
 
 
 @quick
@@ -170,45 +206,3 @@ def test_selection_equals_the_reference(scope, progress):
     share, fraction = 0.25 + 0.5 * progress, 0.2 + 0.8 * progress
     expected = reference(advantages, mask, entropy, share, fraction, scope)
     np.testing.assert_array_equal(keep, expected)
-
-
-def test_everything_is_the_identity():
-    advantages, mask, entropy = arrays(1)
-    keep = d3s_selection(
-        advantages, mask, old_entropy=entropy, rollouts=(1.0, 1.0), tokens=(1.0, 1.0)
-    )
-    np.testing.assert_array_equal(keep, mask)
-
-
-def test_groups_without_a_difference_go_first():
-    advantages, _, entropy = arrays(2)
-    keep = d3s_selection(
-        advantages, np.ones(entropy.shape, bool), old_entropy=entropy, rollouts=(0.5, 0.5)
-    )
-    assert not keep[0].any()
-
-
-def test_where_junk_and_a_controllers_array():
-    advantages, mask, entropy = arrays(3)
-    where = np.ones(advantages.shape, bool)
-    where[1, 2] = False
-    selection = jax.jit(
-        lambda a, m, e, w, p: d3s_selection(a, m, old_entropy=e, where=w, progress=p)
-    )
-    progress = jnp.full((3, 1, 1), 0.5)
-    clean = selection(advantages, mask & where[..., None], entropy, where, progress)
-    junk = np.where(where, advantages, np.nan).astype(np.float32)
-    dirty = np.where(mask & where[..., None], entropy, np.inf).astype(np.float32)
-    np.testing.assert_array_equal(selection(junk, mask, dirty, where, progress), clean)
-    np.testing.assert_array_equal(
-        d3s_selection(advantages, mask, old_entropy=entropy, where=where, progress=0.5), clean
-    )
-
-
-def test_token_advantages_count_with_their_mean():
-    advantages, mask, entropy = arrays(4)
-    tokens = np.broadcast_to(advantages[..., None], mask.shape)
-    options = {"old_entropy": entropy, "progress": 0.5}
-    np.testing.assert_array_equal(
-        d3s_selection(tokens, mask, **options), d3s_selection(advantages, mask, **options)
-    )

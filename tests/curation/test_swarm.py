@@ -73,7 +73,7 @@ def test_a_trainer_that_starts_again_leaves_nothing_of_its_later_steps(tmp_path)
 GOOD = {"question": "q1", "texts": ["a", "b"], "rewards": [1, 0.5], "ended": [True, False]}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         json.dumps({"format": 1, "groups": [GOOD]})[:-9],  # half of a file
@@ -93,10 +93,11 @@ GOOD = {"question": "q1", "texts": ["a", "b"], "rewards": [1, 0.5], "ended": [Tr
         json.dumps({"format": 1, "groups": [GOOD] * 5000}),
     ],
 )
-def test_a_file_that_is_none_of_ours_is_passed_over(tmp_path, text):
-    a, b = (shared_folder(str(tmp_path), node=node) for node in "ab")
+def test_a_file_that_is_none_of_ours_is_passed_over(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("swarm")
+    a, b = (shared_folder(str(folder), node=node) for node in "ab")
     a.put([group("q3")], step=1)
-    (tmp_path / "a.00000000.json").write_text(text)
+    (folder / "a.00000000.json").write_text(text)
     assert b.get() == (group("q3"),)
 
 
@@ -223,13 +224,13 @@ def test_a_trainer_that_is_alone_trains_on_its_groups():
     assert swarm.put_there[0][0] == SwarmGroup("q0", ("0",), (0.0,), (True,))
 
 
-def test_groups_of_others_are_graded_so_a_recipe_may_read_all_of_the_reward():
+def test_a_swarm_of_others():
+    # Groups of others are graded so a recipe may read all of the reward.
     for recipe in (jr.recipes.gdpo(), jr.recipes.ttrl_majority(votes=1)):
         recipe = recipe.replace(collector=shared(Memory([])))
         check_fields(recipe, [Question(Prompt("q"), [1])])
 
-
-def test_at_least_one_group_is_of_this_trainer():
+    # At least one group is of this trainer.
     swarm = Memory([group(f"q{i}") for i in range(8)])
     requests, _, _ = play(swarm, share=0.99)
     assert [request.role for request in requests] == [OWN] + [DEMONSTRATION] * 3

@@ -93,7 +93,8 @@ def predicted(places, rates):
     return slope * at + shift
 
 
-def test_a_round_takes_the_prompts_predicted_nearest_to_the_target():
+def test_rounds():
+    # A round takes the prompts predicted nearest to the target.
     collector, state = started(temperature=1e-6)
     first, rows, state = play(collector, state, 0)
     assert len(first.requests) == R + P and [r.rollouts for r in first.requests] == [G] * (R + P)
@@ -114,21 +115,7 @@ def test_a_round_takes_the_prompts_predicted_nearest_to_the_target():
     assert [request.prompt for request in third.requests[:R]] != places
     assert int(state.drawn_at) == 0 and int(after.drawn_at) == 2
 
-
-def test_a_temperature_draws_as_often_as_the_softmax_says():
-    collector, state = started(temperature=0.3)
-    batch, _, _ = play(collector, state, 0)
-    references = Collection(P, G, 0, batch.requests[:R], batch.outcomes[:R], data=DATA)
-    draws, counts = 600, np.zeros(N)
-    for seed in range(draws):
-        (request,), drawn = collector.propose(state, jax.random.key(seed), references, 1)
-        counts[request.prompt] += 1
-    logits = -np.abs(np.float64(drawn.rates) - 0.5) / 0.3
-    probs = np.exp(logits) / np.exp(logits).sum()
-    assert (np.abs(counts / draws - probs) <= 4 * np.sqrt(probs * (1 - probs) / draws)).all()
-
-
-def test_replay_begins_with_the_second_round():
+    # Replay begins with the second round.
     collector, state = started(source=replayed(capacity=16, share=0.5, unique=True, start=2))
     roles = []
     for step in range(4):
@@ -141,13 +128,25 @@ def test_replay_begins_with_the_second_round():
     assert roles == [[OWN] * (R + P), [OWN] * P, [OWN] * R + half, half]
     assert int(state.source.buffer.added) == P + P + 2 + 2  # references are not stored
 
-
-def test_messages_of_a_question_stay_with_it():
+    # Messages of a question stay with it.
     collector, state = started(source=jr.curation.budgeted((1, 2)))
     batch, _, state = play(collector, state, 0)
     asked = batch.requests[R:]
     assert [x.extends for x in asked] == [y for p in range(P) for y in (None, R + 2 * p)]
     assert [x.prompt for x in asked[::2]] == state.order[::2][:P].tolist()
+
+
+def test_a_temperature_draws_as_often_as_the_softmax_says():
+    collector, state = started(temperature=0.3)
+    batch, _, _ = play(collector, state, 0)
+    references = Collection(P, G, 0, batch.requests[:R], batch.outcomes[:R], data=DATA)
+    draws, counts = 200, np.zeros(N)
+    for seed in range(draws):
+        (request,), drawn = collector.propose(state, jax.random.key(seed), references, 1)
+        counts[request.prompt] += 1
+    logits = -np.abs(np.float64(drawn.rates) - 0.5) / 0.3
+    probs = np.exp(logits) / np.exp(logits).sum()
+    assert (np.abs(counts / draws - probs) <= 4 * np.sqrt(probs * (1 - probs) / draws)).all()
 
 
 SOURCES = {
@@ -186,7 +185,8 @@ def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed(source):
         assert begins == sorted(begins) and len(requests) <= R + 3 * P
 
 
-def test_a_reference_whose_grader_failed_tells_nothing():
+def test_predictions():
+    # A reference whose grader failed tells nothing.
     collector, state = started(temperature=1e-6)
     batch, _, state = play(collector, state, 0, failed=(1, 2))
     places = [request.prompt for request in batch.requests[:R]]
@@ -199,8 +199,7 @@ def test_a_reference_whose_grader_failed_tells_nothing():
     else:
         np.testing.assert_allclose(state.rates, rates[0])
 
-
-def test_predictions_of_the_callers_own_are_used():
+    # Predictions of the callers own are used.
     asked = []
 
     def predict(queries, references, reference_rates, *, where):
@@ -212,6 +211,28 @@ def test_predictions_of_the_callers_own_are_used():
     assert asked == [((N, 2), (R, 2), (R,), True)]
     steps = np.diff(state.rates)  # a line of it, through the references
     np.testing.assert_allclose(steps, steps[0], rtol=1e-3)
+
+    # All prompts are references where there are few.
+    collector = targeted(references=256)
+    state = collector.init(N)
+    batch, rows, _ = play(collector, state, 0)
+    assert sorted(request.prompt for request in batch.requests[:N]) == list(range(N))
+    assert len(batch.requests) == N + P and len(rows) == P
+
+    # Texts are embedded once a run.
+    texts = []
+
+    def embed(text):
+        texts.append(text)
+        return angle(text)
+
+    collector = targeted(references=R, embed=embed, every=1)
+    state = collector.init(N)
+    for step in range(2):
+        # As a run does.
+        of_batch = sized(collector, group_size=G, max_new_tokens=T, num_groups=P)
+        _, _, state = play(of_batch, state, step)
+    assert texts == [row["text"] for row in DATA]
 
 
 def test_an_adapter_predicts_and_is_told_by_its_numbers():
@@ -236,31 +257,8 @@ def test_an_adapter_predicts_and_is_told_by_its_numbers():
         targeted(adapter=tuple(adapter))
 
 
-def test_all_prompts_are_references_where_there_are_few():
-    collector = targeted(references=256)
-    state = collector.init(N)
-    batch, rows, _ = play(collector, state, 0)
-    assert sorted(request.prompt for request in batch.requests[:N]) == list(range(N))
-    assert len(batch.requests) == N + P and len(rows) == P
-
-
-def test_texts_are_embedded_once_a_run():
-    texts = []
-
-    def embed(text):
-        texts.append(text)
-        return angle(text)
-
-    collector = targeted(references=R, embed=embed, every=1)
-    state = collector.init(N)
-    for step in range(2):
-        # As a run does.
-        of_batch = sized(collector, group_size=G, max_new_tokens=T, num_groups=P)
-        _, _, state = play(of_batch, state, step)
-    assert texts == [row["text"] for row in DATA]
-
-
-def test_what_cannot_be_is_said():
+def test_mistakes():
+    # What cannot be is said.
     collector, state = started()
 
     def reject(text, **changes):
@@ -282,8 +280,7 @@ def test_what_cannot_be_is_said():
     with pytest.raises(ValueError, match="until must be above start 2; got 1"):
         replayed(capacity=2, share=0.5, start=2, until=1)
 
-
-def test_it_prints_what_differs():
+    # It prints what differs.
     source = replayed(capacity=8, share=0.5, start=2)
     shown = repr(targeted(references=8, every=1, target=0.3, embed=angle, source=source))
     assert shown == (

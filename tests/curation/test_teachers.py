@@ -21,18 +21,17 @@ def messages(**options):
     return jr.curation.solution_messages(texts, prompts=["p", "q"], **TEMPLATES, **options)
 
 
-def test_the_first_right_sibling_is_the_solution():
+def test_solutions():
+    # The first right sibling is the solution.
     assert messages() == [["p|S b", "p|S c", "p|S b"], [None] * 3]
     assert messages(success=0.6) == [["p|S c", "p|S c", None], [None] * 3]
     assert messages(success=0.3)[1] == ["q|S f", "q|S f", None]
 
-
-def test_what_takes_no_part_neither_teaches_nor_learns():
+    # What takes no part neither teaches nor learns.
     where = np.array([[True, False, True], [True] * 3])
     assert messages(where=where) == [["p|S c", None, None], [None] * 3]
 
-
-def test_feedback_stands_in_for_a_solution():
+    # Feedback stands in for a solution.
     feedback = [["x", "y", "z"], [None, " ", "{prompt}"]]
     assert messages(feedback=feedback) == [
         ["p|S b", "p|S c", "p|S b"],
@@ -45,37 +44,12 @@ def test_feedback_stands_in_for_a_solution():
         "q|F {prompt}",
     ]
 
-
-def test_thinking_that_the_prompt_began_is_no_part_of_a_solution():
+    # Thinking that the prompt began is no part of a solution.
     texts = [["a", "no <think> yes </think>\nb", "c"], ["hm\n</think> e", "f", "g"]]
     rewards = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     assert messages(texts=texts, rewards=rewards)[1] == [None, "q|S e", "q|S e"]
 
-
-def test_a_template_may_have_other_braces():
-    (first, *_), _ = jr.curation.solution_messages(
-        TEXTS, prompts=["p", "q"], rewards=REWARDS, where=WHERE, template=r"\boxed{answer} {prompt}"
-    )
-    assert first == r"\boxed{answer} p"
-
-
-def test_a_solution_with_braces_is_taken_as_it_is():
-    assert messages(success=0.2)[1] == ["q|S f", "q|S {x}", "q|S {x}"]
-
-
-def test_the_first_template_asks_the_question_again():
-    (first, *_), _ = jr.curation.solution_messages(
-        TEXTS, prompts=["What?", "q"], rewards=REWARDS, where=WHERE
-    )
-    assert first.startswith("What?\n\n") and "\n\nb\n\n" in first and "yes" not in first
-
-
-def test_shapes_that_disagree():
-    with pytest.raises(ValueError, match="solution_messages: rewards must have shape"):
-        messages(rewards=REWARDS[:1])
-
-
-def test_the_solution_of_the_data_is_in_every_message():
+    # The solution of the data is in every message.
     told = jr.curation.ReferenceMessages(
         column="key", template="{prompt}|{solution}{other}", solution_template="S {solution}"
     )
@@ -94,3 +68,24 @@ def test_the_solution_of_the_data_is_in_every_message():
     ):
         with pytest.raises(ValueError, match=words):
             told.check(row)
+
+
+def test_templates():
+    # A template may have other braces.
+    (first, *_), _ = jr.curation.solution_messages(
+        TEXTS, prompts=["p", "q"], rewards=REWARDS, where=WHERE, template=r"\boxed{answer} {prompt}"
+    )
+    assert first == r"\boxed{answer} p"
+
+    # A solution with braces is taken as it is.
+    assert messages(success=0.2)[1] == ["q|S f", "q|S {x}", "q|S {x}"]
+
+    # The first template asks the question again.
+    (first, *_), _ = jr.curation.solution_messages(
+        TEXTS, prompts=["What?", "q"], rewards=REWARDS, where=WHERE
+    )
+    assert first.startswith("What?\n\n") and "\n\nb\n\n" in first and "yes" not in first
+
+    # Shapes that disagree.
+    with pytest.raises(ValueError, match="solution_messages: rewards must have shape"):
+        messages(rewards=REWARDS[:1])

@@ -4,22 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-from jaxrl_llm import aggregate, surrogates
-from jaxrl_llm.curation import (
-    ROLES,
+from compiled_curation import (
     downsample_mask,
     downsample_turns,
     patch_decision,
     role_loss_mask,
     spread_groups,
 )
+from rows import for_each
+
+from jaxrl_llm import aggregate, surrogates
+from jaxrl_llm.curation import ROLES
 
 SYSTEM, USER, ASSISTANT, TOOL, HEADER = (ROLES.index(x) for x in ROLES)
 
 
-def test_only_what_the_assistant_wrote_trains():
+def test_roles():
+    # Only what the assistant wrote trains.
     one = [SYSTEM, USER, HEADER, ASSISTANT, ASSISTANT, TOOL, HEADER, ASSISTANT]
     roles = jnp.array([one, [SYSTEM, USER] + [USER] * 6])
     mask = jax.jit(role_loss_mask)(roles)
@@ -30,8 +31,7 @@ def test_only_what_the_assistant_wrote_trains():
     both = role_loss_mask(roles, trainable=("assistant", "generation_prompt"))
     assert int(both.sum()) == 5
 
-
-def test_text_of_others_changes_no_loss():
+    # Text of others changes no loss.
     roles = jnp.array([[USER, ASSISTANT, TOOL, ASSISTANT], [USER] * 4])
     mask = role_loss_mask(roles)
     logp = jnp.array([[-1.0, -0.5, -2.0, -0.25], [-1.0] * 4])
@@ -45,8 +45,7 @@ def test_text_of_others_changes_no_loss():
     assert float(loss(logp)) == float(loss(other)) != 0.0
     assert np.isfinite(jax.grad(loss)(other)).all()
 
-
-def test_the_expert_steps_in_as_often_as_it_may():
+    # The expert steps in as often as it may.
     matches = jnp.array([True, False, False, False])
     used = jnp.array([0, 0, 1, 2])
     patch, stop = patch_decision(matches, used)
@@ -58,7 +57,8 @@ def test_the_expert_steps_in_as_often_as_it_may():
     assert not patch.any() and stop.tolist() == [False, True, True, True]
 
 
-def test_samples_down_to_a_multiple():
+def test_turns():
+    # Samples down to a multiple.
     where = jnp.arange(40).reshape(5, 8) < 37
     masks = [downsample_mask(jax.random.key(i), where, multiple=8) for i in range(3)]
     assert [int(m.sum()) for m in masks] == [32, 32, 32]
@@ -69,8 +69,7 @@ def test_samples_down_to_a_multiple():
     share = drawn(jax.random.split(jax.random.key(1), 3000)).mean(0)
     np.testing.assert_allclose(share, 2 / 3, atol=0.04)
 
-
-def test_turns_are_dropped_in_full():
+    # Turns are dropped in full.
     turn_ids = jnp.array([[0, 0, -1, 1, 1, 1], [0, 1, 1, 2, 2, 2]])
     mask = turn_ids >= 0
     keep = jax.jit(downsample_turns, static_argnames="multiple")(
@@ -81,8 +80,7 @@ def test_turns_are_dropped_in_full():
     assert all(x.all() or not x.any() for x in left) and sum(x.all() for x in left) == 4
     assert not np.asarray(keep)[~np.asarray(mask)].any()
 
-
-def test_groups_that_vary_enough():
+    # Groups that vary enough.
     rewards = jnp.array([[1.0, 0.0, np.nan], [0.5, 0.0, np.nan], [0.7, 0.0, 0.0]])
     where = jnp.array([[True, True, False], [True, True, False], [True, False, False]])
     keep = spread_groups(rewards, where=where)

@@ -10,7 +10,8 @@ import pytest
 from jaxrl_llm.curation import Window, window_push
 
 
-def test_a_window_holds_the_latest():
+def test_windows():
+    # A window holds the latest.
     window, expected = Window(jnp.zeros(4, jnp.int32), jnp.int32(0)), deque(maxlen=4)
     rng = np.random.default_rng(0)
     push = jax.jit(window_push)
@@ -22,8 +23,7 @@ def test_a_window_holds_the_latest():
         latest = [(int(window.count) - seen + i) % 4 for i in range(seen)]
         assert [int(window.values[i]) for i in latest] == list(expected)
 
-
-def test_a_window_takes_its_dtype():
+    # A window takes its dtype.
     words = "window_push: values must be int32 as the window; got float32"
     with pytest.raises(TypeError, match=words):
         window_push(Window(jnp.zeros(2, jnp.int32), jnp.int32(0)), jnp.zeros(2))

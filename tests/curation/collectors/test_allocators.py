@@ -68,6 +68,7 @@ def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", PRESETS)
 def test_batches_depend_on_state_alone_and_no_request_is_lost(name):
     collector = getattr(jr.recipes, name)().collector
@@ -115,7 +116,8 @@ def check_size(collector, size):
     collector.check_sizes((), group_size=size, num_groups=P)
 
 
-def test_an_allocator_without_a_budget_may_have_any_group_size():
+def test_sources_and_sizes():
+    # An allocator without a budget may have any group size.
     collector = jr.recipes.v05_baseline().collector
     for size in (1, 4, 8, 16, 64):
         check_size(collector, size)
@@ -129,8 +131,32 @@ def test_an_allocator_without_a_budget_may_have_any_group_size():
     # It may leave some of its budget, so groups may be as large as the batch is wide.
     check_size(curation.two_phase(evenly, max_rollouts=8, first=2), 8)
 
+    # A group that no reward is known of gets no more and the source learns of the first.
+    source = RecordingSource(Request(2, text="please", role=HINTED, limit=3))
 
-def test_v0_gives_the_greedy_allocation_of_its_paper():
+    def up_to_four(accuracy, counts):
+        return np.where(accuracy < 1, 4 - counts, 0)
+
+    collector = curation.two_phase(up_to_four, max_rollouts=4, first=2, source=source)
+    batch = Collection(3, 2)
+    requests, state = collector.propose((), KEY, batch, 3)
+    zero = outcome(3, range(2), 0)
+    outcomes = (zero, zero._replace(where=np.zeros(2, bool)), zero)
+    batch = batch._replace(requests=requests, outcomes=outcomes)
+    more = collector.observe(state, batch)[0].requests
+    # As the first ones were sampled.
+    assert [x.extends for x in more] == [0, 2]
+    assert {(x.rollouts, x.text, x.role, x.limit, x.round) for x in more} == {
+        (2, "please", HINTED, 3, 1)
+    }
+    batch = batch._replace(requests=requests + more, outcomes=outcomes + (zero, zero))
+    decision, _ = collector.observe(state, batch)
+    assert [len(row.members) for row in decision.rows] == [4, 2, 4]
+    assert [(x.requests, x.outcomes) for x in source.seen] == [(requests, outcomes)]
+
+
+def test_v0():
+    # V0 gives the greedy allocation of its paper.
     rates, options = np.float32([0.25, 0.5, 0.75]), {"budget": 6, "max_rollouts": 8}
     counts = np.full(3, 2)
     extra = jr.curation.v0_extra_rollouts
@@ -140,8 +166,7 @@ def test_v0_gives_the_greedy_allocation_of_its_paper():
     with pytest.raises(ValueError, match=r"counts must be equal; got \[1, 2, 2\]"):
         extra(rates, counts=np.array([1, 2, 2]), **options)
 
-
-def test_v0_learns_rates_or_reads_them():
+    # V0 learns rates or reads them.
     collector = jr.recipes.v0_budget(retain=1.0).collector
     _, rows, state = collected(collector, collector.init(N), 0)
     assert [len(row.members) for row in rows] == [6, 6, 6, 6]  # all alike so far
@@ -178,7 +203,7 @@ def test_v05_stops_where_one_more_rollout_no_longer_pays():
     assert all(r.rollouts == 1 for r in now.requests[P:])
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@for_each("order", [(0, 1), (1, 0)])
 def test_a_group_without_rewards_credits_no_arm(order):
     """Its count is that of the first phase, whichever arm its bin chose."""
     memory = jr.curation.rollout_gdro_memory(arms=(2, 4, 6), edges=(0.4, 0.75), rate=0.1)
@@ -191,7 +216,8 @@ def test_a_group_without_rewards_credits_no_arm(order):
     assert learned.scores[0, 0] == 0.0 and np.array_equal(learned.scores[1:], np.zeros((2, 3)))
 
 
-def test_rollout_gdro_by_hand():
+def test_rollout_gdro():
+    # Rollout gdro by hand.
     memory = jr.curation.rollout_gdro_memory(arms=(2, 4, 6), edges=(0.4, 0.75), rate=0.1)
     state = memory.init(3)
     prompts = np.array([0, 2])
@@ -243,8 +269,7 @@ def test_rollout_gdro_by_hand():
     with pytest.raises(ValueError, match=r"arms must be integers above 0 in ascending order"):
         jr.curation.rollout_gdro_memory(arms=(4, 2))
 
-
-def test_rollout_gdro_moves_rollouts_to_the_bins_that_fail():
+    # Rollout gdro moves rollouts to the bins that fail.
     collector = jr.recipes.rollout_gdro().collector
     state, hard, easy = collector.init(N), [], []
     for step in range(60):
@@ -255,7 +280,8 @@ def test_rollout_gdro_moves_rollouts_to_the_bins_that_fail():
     assert np.mean(hard[-20:]) > np.mean(easy[-20:]) + 2
 
 
-def test_xrpo_seeds_prompts_that_only_fail():
+def test_xrpo():
+    # Xrpo seeds prompts that only fail.
     collector = jr.recipes.xrpo(max_rollouts=12).collector
     state, seeded = collector.init(N), []
     for step in range(5):
@@ -274,8 +300,7 @@ def test_xrpo_seeds_prompts_that_only_fail():
     row = int(np.flatnonzero(solved.prompts == 9)[0])
     assert bytes(solved.texts[row, : solved.lengths[row]]).startswith(b"answer 9.")
 
-
-def test_the_nearest_solved_problems_come_first():
+    # The nearest solved problems come first.
     memory = jr.curation.solved_examples(capacity=3, length=8)
     data = [{"text": t} for t in ("add two apples", "the sky is blue", "add two pears", "add two")]
     state, where = memory.init(4), np.ones((1, 1), bool)
@@ -318,27 +343,3 @@ def test_the_nearest_solved_problems_come_first():
     assert state.prompts.tolist() == [3, 1, 2]
     with pytest.raises(ValueError, match=r"threshold must be in \[-1, 1\]; got 2"):
         jr.curation.seeded_message(threshold=2)
-
-
-def test_a_group_that_no_reward_is_known_of_gets_no_more_and_the_source_learns_of_the_first():
-    source = RecordingSource(Request(2, text="please", role=HINTED, limit=3))
-
-    def up_to_four(accuracy, counts):
-        return np.where(accuracy < 1, 4 - counts, 0)
-
-    collector = curation.two_phase(up_to_four, max_rollouts=4, first=2, source=source)
-    batch = Collection(3, 2)
-    requests, state = collector.propose((), KEY, batch, 3)
-    zero = outcome(3, range(2), 0)
-    outcomes = (zero, zero._replace(where=np.zeros(2, bool)), zero)
-    batch = batch._replace(requests=requests, outcomes=outcomes)
-    more = collector.observe(state, batch)[0].requests
-    # As the first ones were sampled.
-    assert [x.extends for x in more] == [0, 2]
-    assert {(x.rollouts, x.text, x.role, x.limit, x.round) for x in more} == {
-        (2, "please", HINTED, 3, 1)
-    }
-    batch = batch._replace(requests=requests + more, outcomes=outcomes + (zero, zero))
-    decision, _ = collector.observe(state, batch)
-    assert [len(row.members) for row in decision.rows] == [4, 2, 4]
-    assert [(x.requests, x.outcomes) for x in source.seen] == [(requests, outcomes)]

@@ -47,7 +47,8 @@ def members(row):
     return [member for _, member in row.members]
 
 
-def test_clean_right_traces_and_the_first_wrong_ones():
+def test_rules():
+    # Clean right traces and the first wrong ones.
     rule = jr.bind(jr.curation.resample_on_correct, min_wrong=1, min_right=1)
     rows = chosen(downsampled(rule))
     # 5 right and 3 wrong of 8: half of them are 2 and 2, as 1.5 rounds to even.
@@ -55,13 +56,11 @@ def test_clean_right_traces_and_the_first_wrong_ones():
     rows = chosen(downsampled(jr.curation.resample_on_correct))
     assert members(rows[0]) == [1, 4, 5, 6]
 
-
-def test_the_best_and_the_worst_half():
+    # The best and the worst half.
     rows = chosen(downsampled(jr.curation.contrasts))
     assert [members(row) for row in rows] == [[0, 1, 5, 6], [0, 1, 2, 3]]
 
-
-def test_draws_with_replacement_come_from_the_key_of_the_batch():
+    # Draws with replacement come from the key of the batch.
     collector = downsampled(jr.curation.resample_groups)
     first, again, other = (chosen(collector, seed) for seed in (0, 0, 1))
     assert first == again and first != other
@@ -70,6 +69,25 @@ def test_draws_with_replacement_come_from_the_key_of_the_batch():
     # Of equal rewards the last is the best and the first the worst.
     assert set(members(first[0])) <= {4, 5} and set(members(first[1])) <= {0, 1}
 
+    # The votes of ttrl are answers.
+    collector = jr.recipes.ttrl_majority().collector
+    assert collector.oversample == 2 and collector.rule is jr.curation.first_rollouts
+    where, nan = np.ones((1, 4), bool), np.nan
+    ids = np.float32([[3, nan, 4, 4]])
+    assert collector.regrade(answer_ids=ids, where=where).tolist() == [[0, 0, 1, 1]]
+    with pytest.raises(ValueError, match="answer_ids of the reward must be integers; got 0.5"):
+        collector.regrade(answer_ids=ids + 0.5 - 3, where=where)
+    with pytest.raises(ValueError, match="regrade reads 'answer_ids', which is missing from the m"):
+        chosen(collector)
+    with pytest.raises(TypeError, match="regrade must be a function; got 3"):
+        downsampled(jr.curation.first_rollouts, regrade=3)
+
+    # What has no reward does not train.
+    rows = chosen(downsampled(jr.curation.contrasts), where=[False] * 2 + [True] * 6)
+    assert not {0, 1} & set(members(rows[1]))
+    rows = chosen(downsampled(jr.curation.resample_on_correct), where=[True] * 3 + [False] * 5)
+    assert rows[1] == Row(((1, 0), (1, 1), (1, 2), (1, 3)), takes_part=False)
+
 
 def agreement(answer_ids, where):
     return jr.rewards.majority_rewards(
@@ -77,7 +95,7 @@ def agreement(answer_ids, where):
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("votes", "where", "rewards"),
     [  # The first four of the second prompt alone would elect 5.
         ([5, 5, 3, 2, 3, 3, 3, -1], [True] * 8, [0, 0, 1, 0]),
@@ -92,27 +110,6 @@ def test_all_vote_and_the_first_half_trains(votes, where, rewards, monkeypatch):
     assert rows[0].rewards == (1.0,) * 4 and members(rows[0]) == [0, 1, 2, 3]
     assert rows[1].rewards == tuple(rewards)
     assert members(rows[1]) == np.flatnonzero(where)[:G].tolist()
-
-
-def test_the_votes_of_ttrl_are_answers():
-    collector = jr.recipes.ttrl_majority().collector
-    assert collector.oversample == 2 and collector.rule is jr.curation.first_rollouts
-    where, nan = np.ones((1, 4), bool), np.nan
-    ids = np.float32([[3, nan, 4, 4]])
-    assert collector.regrade(answer_ids=ids, where=where).tolist() == [[0, 0, 1, 1]]
-    with pytest.raises(ValueError, match="answer_ids of the reward must be integers; got 0.5"):
-        collector.regrade(answer_ids=ids + 0.5 - 3, where=where)
-    with pytest.raises(ValueError, match="regrade reads 'answer_ids', which is missing from the m"):
-        chosen(collector)
-    with pytest.raises(TypeError, match="regrade must be a function; got 3"):
-        downsampled(jr.curation.first_rollouts, regrade=3)
-
-
-def test_what_has_no_reward_does_not_train():
-    rows = chosen(downsampled(jr.curation.contrasts), where=[False] * 2 + [True] * 6)
-    assert not {0, 1} & set(members(rows[1]))
-    rows = chosen(downsampled(jr.curation.resample_on_correct), where=[True] * 3 + [False] * 5)
-    assert rows[1] == Row(((1, 0), (1, 1), (1, 2), (1, 3)), takes_part=False)
 
 
 def test_the_draws_of_a_group_follow_the_weights():
@@ -130,7 +127,8 @@ def test_the_draws_of_a_group_follow_the_weights():
     np.testing.assert_allclose(even.mean(axis=0), [1 / 3] * 3, atol=0.06)
 
 
-def test_bad_rules_are_refused():
+def test_mistakes():
+    # Bad rules are refused.
     with pytest.raises(TypeError, match="rule must be a function; got 3"):
         downsampled(3)
     with pytest.raises(ValueError, match="oversample must be an integer above 0; got 0"):
@@ -142,8 +140,7 @@ def test_bad_rules_are_refused():
     with pytest.raises(ValueError, match="the rule's result"):
         chosen(downsampled(lambda where: where[:1]))
 
-
-def test_a_rule_reads_no_component_that_some_responses_lack():
+    # A rule reads no component that some responses lack.
     class Stored(type(jr.curation.in_order())):
         lacks_components = True
 

@@ -137,15 +137,15 @@ NURL = curation.hinted(curation.ladder(jr.bind(TIERS, column="hints"), plain=1))
 # --- messages --------------------------------------------------------------------------------
 
 
-def test_tiers_are_cumulative_and_limited():
+def test_messages():
+    # Tiers are cumulative and limited.
     row = {"text": "q", "hints": [["a", "b"], "c"]}
     assert TIERS(row) == ("q: a", "q: a b", "q: c")
     assert TIERS(row, most=2) == ("q: a", "q: a b")
     assert TIERS({"text": "{q}", "hints": ["{x}"]}) == ("{q}: {x}",)  # braces are only text
     assert TIERS({"text": "q", "hints": []}) == ()
 
-
-def test_shares_of_a_solution_round_half_to_even():
+    # Shares of a solution round half to even.
     row = {"text": "q", "demonstration": "x" * 101}
     shown = curation.share_messages(row, template="{question}{hint}")
     assert [len(text) - 1 for text in shown] == [25, 50, 76]
@@ -154,7 +154,8 @@ def test_shares_of_a_solution_round_half_to_even():
 # --- the ladder ------------------------------------------------------------------------------
 
 
-def test_nurl_samples_all_but_one_again_with_the_clue():
+def test_ladders():
+    # Nurl samples all but one again with the clue.
     collector = curation.hinted(curation.ladder(jr.bind(TIERS, most=1), plain=1))
     requests, outcomes, rows, _ = play(collector)
     assert [r.rollouts for r in requests] == [G, G, G, G - 1]
@@ -163,8 +164,7 @@ def test_nurl_samples_all_but_one_again_with_the_clue():
     assert rows[1].members == ((1, 0), (3, 0), (3, 1), (3, 2))
     assert rows[0].members == tuple((0, j) for j in range(G))
 
-
-def test_a_ladder_stops_at_the_first_message_that_helps():
+    # A ladder stops at the first message that helps.
     requests, outcomes, rows, _ = play(curation.hinted(curation.ladder(TIERS)), step=1)
     # Prompts 3, 4 and 5, of which 4 is hard: weak, then strong.
     assert [r.text for r in requests[3:]] == ["question 4: weak 4", "question 4: strong 4"]
@@ -176,8 +176,7 @@ def test_a_ladder_stops_at_the_first_message_that_helps():
     assert rows[1].members == tuple((3, j) for j in range(G))  # also where it fails again
     assert not any(rewards_of(rows[1], outcomes))
 
-
-def test_ghpo_compares_the_accuracy_and_not_the_format():
+    # Ghpo compares the accuracy and not the format.
     def formatted(request, outcome):
         parts = {"accuracy": outcome.rewards, "format": np.ones_like(outcome.rewards)}
         return outcome._replace(rewards=outcome.rewards + 0.5, reward_components=parts)
@@ -195,7 +194,8 @@ def test_ghpo_compares_the_accuracy_and_not_the_format():
 # --- hints of the model ----------------------------------------------------------------------
 
 
-def test_sage_asks_the_policy_for_its_hints():
+def test_self_hints():
+    # Sage asks the policy for its hints.
     written = json.dumps({"level_1": "weak", "level_2": "strong", "level_3": "last"})
 
     def writes(request, outcome):
@@ -210,23 +210,17 @@ def test_sage_asks_the_policy_for_its_hints():
     assert [r.text for r in requests[4:]] == ["question 1 weak", "question 1 strong"]
     assert rows[1].members == tuple((5, j) for j in range(G))
 
-
-def test_sage_asks_again_for_hints_that_cannot_be_read_and_gives_up():
+    # Sage asks again for hints that cannot be read and gives up.
     requests, _, rows, _ = play(curation.hinted(curation.self_hints(attempts=2)))
     assert [r.role for r in requests[3:]] == [JUDGE, JUDGE]
     assert rows[1].members == tuple((1, j) for j in range(G))
 
-
-DEEP = '{"level_1":' * 100_000 + "}" * 100_000
-
-
-def test_hints_are_read_from_json():
+    # Hints are read from json.
     assert curation.parse_hints('{"level_1": "a", "level_3": " c "}') == ("a", "c")
     for text in ("", "level_1: a", "{level_1: a}", "[1]", '{"level_1": 3}', "} {", DEEP):
         assert curation.parse_hints(text) == ()
 
-
-def test_levels_of_sage_light_move_with_accuracy():
+    # Levels of sage light move with accuracy.
     collector = curation.hint_levels(TIERS)
     data = DATA[: 2 * P]  # two batches an epoch
     state, seen = collector.init(len(data)), {i: [] for i in range(len(data))}
@@ -242,10 +236,14 @@ def test_levels_of_sage_light_move_with_accuracy():
     assert state["level"][[0, 2, 3]].tolist() == [0, 0, 0]
 
 
+DEEP = '{"level_1":' * 100_000 + "}" * 100_000
+
+
 # --- scaffolds -------------------------------------------------------------------------------
 
 
-def test_scaf_grpo_swaps_the_success_of_least_help_for_the_first_rollout():
+def test_scaffolds():
+    # Scaf grpo swaps the success of least help for the first rollout.
     collector = curation.hinted(curation.scaffold(TIERS))
     requests, outcomes, rows, _ = play(collector)
     assert [(r.rollouts, r.round) for r in requests[3:]] == [(1, 1), (1, 1)]
@@ -254,8 +252,7 @@ def test_scaf_grpo_swaps_the_success_of_least_help_for_the_first_rollout():
     requests, _, rows, _ = play(collector, rewards=lambda request, prompt: [0.0] * request.rollouts)
     assert rows[1].members == tuple((1, j) for j in range(G))
 
-
-def test_scaf_grpo_begins_after_its_warmup():
+    # Scaf grpo begins after its warmup.
     collector = curation.hinted(curation.scaffold(TIERS, warmup=2))
     assert [len(play(collector, step=step)[0]) for step in (0, 1, 2)] == [3, 3, 5]
 
@@ -328,7 +325,8 @@ def test_a_collector_whose_rows_are_graded_in_parts_says_so(collector, apart):
     assert declares(collector, "grades_apart") == apart
 
 
-def test_adhint_shows_more_of_the_solution_of_a_harder_prompt():
+def test_adhint():
+    # Adhint shows more of the solution of a harder prompt.
     collector = curation.hinted(curation.hint_share(low=0.2, high=0.8, noise=0.0))
     requests, _, rows, _ = play(collector)
     assert [r.rollouts for r in requests] == [2] * 6
@@ -339,8 +337,7 @@ def test_adhint_shows_more_of_the_solution_of_a_harder_prompt():
     assert rows[0].members == ((0, 0), (0, 1), (3, 0), (3, 1))
     assert collector.needs_slots and not collector.sends_text
 
-
-def test_adhint_draws_its_noise_by_step_and_group():
+    # Adhint draws its noise by step and group.
     collector = curation.hinted(curation.hint_share(high=0.5, noise=0.4))
 
     def lengths(step):
@@ -349,15 +346,15 @@ def test_adhint_draws_its_noise_by_step_and_group():
 
     assert lengths(0) == lengths(0) and lengths(0) != lengths(1)
 
-
-def test_a_solution_may_be_token_ids():
+    # A solution may be token ids.
     data = [row | {"demonstration": list(range(10))} for row in DATA]
     collector = curation.hinted(curation.hint_share(low=0.5, high=0.5, noise=0.0))
     requests, *_ = play(collector, data=data)
     assert requests[3].responses[0].tokens.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_prefixes_are_prompts_of_their_own():
+def test_prefixes():
+    # Prefixes are prompts of their own.
     collector = curation.prefixed(cuts=2)
     state, every = collector.init(N), []
     for step in range(7):  # 21 requests: each prompt plain and with two cuts
@@ -378,11 +375,29 @@ def test_prefixes_are_prompts_of_their_own():
     cuts = {(r.prompt, len(r.responses[0].tokens)) for r in every if r.responses}
     assert all((r.prompt, len(r.responses[0].tokens)) in cuts for r in again if r.responses)
 
+    # Beginnings leave room for a token.
+    collector = sized(curation.prefixed(cuts=2), group_size=G, max_new_tokens=4)
+    requests, *_ = play(collector)
+    requests += play(collector, state=collector.init(N), step=0)[0]
+    begun = [len(x.tokens) for request in requests for x in request.responses]
+    assert begun and max(begun) == 3
+    wrapped = sized(curation.hint_levels(curation.tier_messages, source=curation.prefixed(cuts=2)),
+                    group_size=G, max_new_tokens=4)  # fmt: skip
+    assert wrapped.source.max_new_tokens == 4
+    asked = sized(curation.paraphrased(source=curation.prefixed()), group_size=G, max_new_tokens=4)
+    assert asked.source.max_new_tokens == 4
+    policy = curation.hint_share(low=0.8, high=0.8, noise=0.0).for_run(G, 4)
+    request = Request(policy.first(G))
+    wrong = outcome_of(request, 1, 0, lambda request, prompt: [0.0] * request.rollouts)
+    (asked,) = policy.ask(group_of(DATA[1], (wrong,), (request,)))
+    assert [len(x.tokens) for x in asked.responses] == [3] * asked.rollouts
+
 
 # --- examples, second thoughts ---------------------------------------------------------------
 
 
-def test_icpo_shows_another_prompts_solution_and_trains_after_the_plain_prompt():
+def test_examples_and_second_thoughts():
+    # Icpo shows another prompts solution and trains after the plain prompt.
     requests, _, rows, _ = play(curation.hinted(curation.examples_in_prompt(shots=2)))
     assert [r.rollouts for r in requests] == [G - 1] * 3 + [1] * 3
     for p, request in enumerate(requests[3:]):
@@ -393,8 +408,7 @@ def test_icpo_shows_another_prompts_solution_and_trains_after_the_plain_prompt()
     other = curation.examples_in_prompt(examples=(("1 + 1", "2"),), shots=3)
     assert "1 + 1" in play(curation.hinted(other))[0][3].text
 
-
-def test_cog_rethinker_decomposes_then_refines_and_distills_what_is_right():
+    # Cog rethinker decomposes then refines and distills what is right.
     def second(request, prompt):
         right = "wrong" in (request.text or "") or prompt not in HARD
         return [float(right and j < 2) for j in range(request.rollouts)]
@@ -477,7 +491,8 @@ def stepwise(request, outcome):
     return outcome
 
 
-def test_scope_continues_the_right_steps_and_trains_after_the_plain_prompt():
+def test_scope():
+    # Scope continues the right steps and trains after the plain prompt.
     collector = curation.hinted(curation.repair(separator=";"))
     requests, _, rows, _ = play(collector, change=stepwise)
     judge, last = requests[3], requests[6]
@@ -491,8 +506,7 @@ def test_scope_continues_the_right_steps_and_trains_after_the_plain_prompt():
     assert np.isnan(repaired.behavior_logp[4:]).all()
     assert rows[0].members == ((0, 0), (0, 1), (6, 0), (0, 3))
 
-
-def test_scope_may_have_a_judge_and_a_teacher():
+    # Scope may have a judge and a teacher.
     def judge(question, steps):
         return [0.9, 0.2, 0.8]
 
@@ -539,8 +553,13 @@ def test_scope_may_have_a_judge_and_a_teacher():
     # The second repair alone is right, and takes the place of the second rollout.
     assert decision.rows[0].members == ((0, 0), (2, 0), (0, 2), (0, 3))
 
+    # Scope needs to know the first wrong step.
+    with pytest.raises(ValueError, match="a mapping with 'right_steps'"):
+        play(curation.hinted(curation.repair()))
 
-def test_an_answer_that_has_no_room_in_a_prompt_is_not_refined():
+
+def test_rooms():
+    # An answer that has no room in a prompt is not refined.
     request = Request(G)
     group = GuidedGroup(0, DATA, encode, decode, 0, 0, G, (0,), (request,),
                         (outcome_of(request, 0, 0),))  # fmt: skip
@@ -550,9 +569,8 @@ def test_an_answer_that_has_no_room_in_a_prompt_is_not_refined():
     assert len(policy.texts(short)) == 1
     assert not policy.texts(group._replace(takes_text=lambda text: False))
 
-
-def test_hints_and_examples_without_room_in_a_prompt_are_left_out():
-    """What the policy wrote, or a random solution, must not end the run by its length."""
+    # Hints and examples without room in a prompt are left out. What the policy wrote, or a random
+    # solution, must not end the run by its length.
     request = Request(G)
     outcome = outcome_of(request, 1, 0)
     written = Outcome(*outcome)._replace(
@@ -568,8 +586,26 @@ def test_hints_and_examples_without_room_in_a_prompt_are_left_out():
     (short,) = curation.examples_in_prompt(shots=3).ask(plain)
     assert short.text.count("Answer: ") == 1 and short.text.endswith("question 1")
 
+    # Levels ask plainly where no message has room.
+    collector = curation.hint_levels(curation.tier_messages)
+    state = collector.init(N)
+    state["level"][:], state["accuracy"][:] = 2, 0.2
+    batch = Collection(P, G, 0, (), (), DATA, encode=encode, decode=decode)
+    hinted, _ = collector.propose(state, None, batch, P)
+    plain, _ = collector.propose(state, None, batch._replace(takes_text=lambda text: False), P)
+    assert all(request.text for request in hinted)
+    assert all(request.text is None and request.role == OWN for request in plain)
 
-def test_the_parts_of_a_mixture_keep_what_they_propose():
+    # More of a group that began with a prefix begins with it.
+    begins = Response(np.int32([7, 8]), trains=np.zeros(2, bool))
+    more = more_of(Request(G, 3, role=HINTED, responses=(begins,) * G), 2)
+    assert len(more.responses) == 2 and more.responses[0] is begins
+    others = (begins, Response(np.int32([9])))
+    assert more_of(Request(2, 3, responses=others), 2).responses == ()
+
+
+def test_mixtures():
+    # The parts of a mixture keep what they propose.
     @dataclasses.dataclass(frozen=True)
     class Counted:
         def init(self, num_prompts):
@@ -587,24 +623,85 @@ def test_the_parts_of_a_mixture_keep_what_they_propose():
     requests, state = collector.propose(collector.init(N), jax.random.key(0), batch, 4)
     assert len(requests) == 4 and state == (1, 3)
 
+    # A mixture divides a batch by share.
+    collector = curation.mixed((curation.in_order(), 0.5), (curation.demonstrations(), 0.5))
+    requests, outcomes, rows, _ = play(collector)
+    # Two groups of three for the first by the larger remainder, then one of three and its guide.
+    assert [r.rollouts for r in requests] == [G, G, G - 1, 1]
+    assert [[i for i, _ in row.members] for row in rows] == [[0] * 4, [1] * 4, [2, 2, 2, 3]]
+    assert sorted(x.prompt for x in outcomes[:3]) == [0, 1, 2]  # each prompt once
 
-def test_scope_needs_to_know_the_first_wrong_step():
-    with pytest.raises(ValueError, match="a mapping with 'right_steps'"):
-        play(curation.hinted(curation.repair()))
+    # Parts of a mixture draw independently. With one key, two parts alike would choose the same
+    # prompts, or answers of one stream.
+    part = curation.prioritized(curation.learnability)
+    collector = curation.mixed((part, 0.5), (part, 0.5))
+    state, batch = collector.init(1000), Collection(4, G, data=DATA)
+    draws = []
+    for step in range(3):
+        key = jax.random.key(step)
+        requests, _ = collector.propose(state, key, batch, 4)
+        prompts = [request.prompt for request in requests]
+        assert prompts[:2] != prompts[2:]
+        again, _ = collector.propose(state, key, batch, 4)
+        assert requests == again
+        draws.append(prompts)
+    assert len({*map(tuple, draws)}) == 3
+
+    # Parts of a mixture that draw by the seed draw independently. Parts alike begin with equal
+    # states, so that one seed would give them the same prompts.
+    epochs = curation.in_epochs()
+    collector = curation.mixed((curation.mixed((epochs, 1), (epochs, 1)), 2), (epochs, 1))
+    batch = Collection(30, G, data=DATA, seed=5)
+    requests, _ = collector.propose(collector.init(1000), KEY, batch, 30)
+    prompts = [request.prompt for request in requests]
+    first, second, third = prompts[:10], prompts[10:20], prompts[20:]
+    assert first != second != third != first
+    # The first part has the order of the run, as it had alone.
+    alone, _ = epochs.propose(epochs.init(1000), KEY, batch, 10)
+    assert first == [request.prompt for request in alone]
+
+    # Parts of a mixture count their rounds and requests.
+    inner = curation.mixed((curation.hinted(curation.ladder(TIERS)), 1), (NURL, 1))
+    collector = curation.mixed((curation.in_order(), 1), (inner, 2))
+    requests, _, rows, _ = play(collector, rewards=lambda request, prompt: [0.0] * request.rollouts)
+    assert [r.text for r in requests] == [
+        None, None, None, "question 1: weak 1", "question 2: weak 2",
+        "question 1: strong 1", "question 2: strong 2",
+    ]  # fmt: skip
+    assert [r.extends for r in requests] == [None, None, None, 1, 2, 1, 2]
+    assert [row.members[-1] for row in rows] == [(0, 3), (5, 3), (6, 2)]
+
+    # Parts of a mixture have their groups.
+    mixture = curation.mixed((curation.paraphrased(), 0.5), (curation.in_order(), 0.5))
+    assert [groups for _, groups, _ in parts_with_sizes(mixture, 6, 4)] == [6, 3, 3, 3]
+
+    # What a mixture proposes ahead is of a part that has groups and asks for more.
+    class Never(type(curation.in_order())):
+        def propose(self, state, key, collection, count):
+            raise AssertionError("it has no groups")
+
+    mixture = curation.mixed((curation.in_order(), 0.9), (Never(), 0.1))
+    requests, _ = mixture.propose(mixture.init(N), KEY, Collection(2, G), 5)
+    assert [request.round for request in requests] == [0] * 5
+    refill = curation.refill(curation.informative_groups)
+    mixture = curation.mixed((refill, 0.5), (curation.prefixed(), 0.5))
+    asked = Collection(2, G, requests=(Request(G), Request(G, round=1)), outcomes=(None, None))
+    requests, _ = mixture.propose(mixture.init(N), KEY, asked, 2)
+    assert [request.round for request in requests] == [0, 0]
 
 
 # --- demonstrations --------------------------------------------------------------------------
 
 
-def test_luffy_adds_a_demonstration_to_each_group():
+def test_demonstrations():
+    # Luffy adds a demonstration to each group.
     requests, outcomes, rows, _ = play(curation.demonstrations())
     assert [r.rollouts for r in requests] == [G - 1] * 3 + [1] * 3
     assert [r.sampled for r in requests[3:]] == [False] * 3
     assert requests[4].responses == (Response("solution 1 is 1"),)
     assert rows[1].members == ((1, 0), (1, 1), (1, 2), (4, 0))
 
-
-def test_ampo_brings_the_answers_of_teachers_and_probes_where_a_group_fails():
+    # Ampo brings the answers of teachers and probes where a group fails.
     teachers = [["I say 1 now", "it is 1", "dunno"]] * N
     data = [row | {"demonstration": x} for row, x in zip(DATA, teachers, strict=True)]
     collector = curation.demonstrations(count=3, when="failed", probe="answer", reward=1.0)
@@ -616,8 +713,7 @@ def test_ampo_brings_the_answers_of_teachers_and_probes_where_a_group_fails():
     assert rows[1].members == (*((1, j) for j in range(G)), *itertools.product((3, 4), range(3)))
     assert rows[0].members == tuple((0, j) for j in range(G)) and collector.width(G) == G + 6
 
-
-def test_a_probe_is_at_most_as_long_as_a_response():
+    # A probe is at most as long as a response.
     collector = curation.demonstrations(when="failed", probe="answer")
     assert sized(collector, group_size=G, max_new_tokens=9) != collector
     assert repr(sized(collector, group_size=G, max_new_tokens=9)) == repr(collector)
@@ -628,8 +724,7 @@ def test_a_probe_is_at_most_as_long_as_a_response():
             True
         ]
 
-
-def test_demonstrations_alone_sample_nothing():
+    # Demonstrations alone sample nothing.
     collector = curation.only_demonstrations()
     requests, _, rows, state = play(collector)
     assert all(not r.sampled and r.role == DEMONSTRATION for r in requests)
@@ -666,58 +761,6 @@ def test_a_recipe_that_reads_components_needs_all_responses_graded_by_the_run(co
 # --- mixtures --------------------------------------------------------------------------------
 
 
-def test_a_mixture_divides_a_batch_by_share():
-    collector = curation.mixed((curation.in_order(), 0.5), (curation.demonstrations(), 0.5))
-    requests, outcomes, rows, _ = play(collector)
-    # Two groups of three for the first by the larger remainder, then one of three and its guide.
-    assert [r.rollouts for r in requests] == [G, G, G - 1, 1]
-    assert [[i for i, _ in row.members] for row in rows] == [[0] * 4, [1] * 4, [2, 2, 2, 3]]
-    assert sorted(x.prompt for x in outcomes[:3]) == [0, 1, 2]  # each prompt once
-
-
-def test_parts_of_a_mixture_draw_independently():
-    """With one key, two parts alike would choose the same prompts, or answers of one stream."""
-    part = curation.prioritized(curation.learnability)
-    collector = curation.mixed((part, 0.5), (part, 0.5))
-    state, batch = collector.init(1000), Collection(4, G, data=DATA)
-    draws = []
-    for step in range(3):
-        key = jax.random.key(step)
-        requests, _ = collector.propose(state, key, batch, 4)
-        prompts = [request.prompt for request in requests]
-        assert prompts[:2] != prompts[2:]
-        again, _ = collector.propose(state, key, batch, 4)
-        assert requests == again
-        draws.append(prompts)
-    assert len({*map(tuple, draws)}) == 3
-
-
-def test_parts_of_a_mixture_that_draw_by_the_seed_draw_independently():
-    """Parts alike begin with equal states, so that one seed would give them the same prompts."""
-    epochs = curation.in_epochs()
-    collector = curation.mixed((curation.mixed((epochs, 1), (epochs, 1)), 2), (epochs, 1))
-    batch = Collection(30, G, data=DATA, seed=5)
-    requests, _ = collector.propose(collector.init(1000), KEY, batch, 30)
-    prompts = [request.prompt for request in requests]
-    first, second, third = prompts[:10], prompts[10:20], prompts[20:]
-    assert first != second != third != first
-    # The first part has the order of the run, as it had alone.
-    alone, _ = epochs.propose(epochs.init(1000), KEY, batch, 10)
-    assert first == [request.prompt for request in alone]
-
-
-def test_parts_of_a_mixture_count_their_rounds_and_requests():
-    inner = curation.mixed((curation.hinted(curation.ladder(TIERS)), 1), (NURL, 1))
-    collector = curation.mixed((curation.in_order(), 1), (inner, 2))
-    requests, _, rows, _ = play(collector, rewards=lambda request, prompt: [0.0] * request.rollouts)
-    assert [r.text for r in requests] == [
-        None, None, None, "question 1: weak 1", "question 2: weak 2",
-        "question 1: strong 1", "question 2: strong 2",
-    ]  # fmt: skip
-    assert [r.extends for r in requests] == [None, None, None, 1, 2, 1, 2]
-    assert [row.members[-1] for row in rows] == [(0, 3), (5, 3), (6, 2)]
-
-
 # --- bad input -------------------------------------------------------------------------------
 
 SELF_HINTS = curation.hinted(curation.self_hints())
@@ -748,17 +791,6 @@ def test_a_message_without_room_is_left_out(policy):
     assert policy.ask(free) and not policy.ask(full)
 
 
-def test_levels_ask_plainly_where_no_message_has_room():
-    collector = curation.hint_levels(curation.tier_messages)
-    state = collector.init(N)
-    state["level"][:], state["accuracy"][:] = 2, 0.2
-    batch = Collection(P, G, 0, (), (), DATA, encode=encode, decode=decode)
-    hinted, _ = collector.propose(state, None, batch, P)
-    plain, _ = collector.propose(state, None, batch._replace(takes_text=lambda text: False), P)
-    assert all(request.text for request in hinted)
-    assert all(request.text is None and request.role == OWN for request in plain)
-
-
 @for_each(
     "policy",
     [curation.ladder(curation.tier_messages, plain=1), curation.scaffold(curation.tier_messages)],
@@ -774,53 +806,8 @@ def test_a_root_that_began_with_a_prefix_is_no_hint_of_the_policy(policy):
     assert policy.ask(group_of(DATA[1], (wrong,), (root,)))[0].text
 
 
-def test_beginnings_leave_room_for_a_token():
-    collector = sized(curation.prefixed(cuts=2), group_size=G, max_new_tokens=4)
-    requests, *_ = play(collector)
-    requests += play(collector, state=collector.init(N), step=0)[0]
-    begun = [len(x.tokens) for request in requests for x in request.responses]
-    assert begun and max(begun) == 3
-    wrapped = sized(curation.hint_levels(curation.tier_messages, source=curation.prefixed(cuts=2)),
-                    group_size=G, max_new_tokens=4)  # fmt: skip
-    assert wrapped.source.max_new_tokens == 4
-    asked = sized(curation.paraphrased(source=curation.prefixed()), group_size=G, max_new_tokens=4)
-    assert asked.source.max_new_tokens == 4
-    policy = curation.hint_share(low=0.8, high=0.8, noise=0.0).for_run(G, 4)
-    request = Request(policy.first(G))
-    wrong = outcome_of(request, 1, 0, lambda request, prompt: [0.0] * request.rollouts)
-    (asked,) = policy.ask(group_of(DATA[1], (wrong,), (request,)))
-    assert [len(x.tokens) for x in asked.responses] == [3] * asked.rollouts
-
-
-def test_more_of_a_group_that_began_with_a_prefix_begins_with_it():
-    begins = Response(np.int32([7, 8]), trains=np.zeros(2, bool))
-    more = more_of(Request(G, 3, role=HINTED, responses=(begins,) * G), 2)
-    assert len(more.responses) == 2 and more.responses[0] is begins
-    others = (begins, Response(np.int32([9])))
-    assert more_of(Request(2, 3, responses=others), 2).responses == ()
-
-
-def test_what_a_mixture_proposes_ahead_is_of_a_part_that_has_groups_and_asks_for_more():
-    class Never(type(curation.in_order())):
-        def propose(self, state, key, collection, count):
-            raise AssertionError("it has no groups")
-
-    mixture = curation.mixed((curation.in_order(), 0.9), (Never(), 0.1))
-    requests, _ = mixture.propose(mixture.init(N), KEY, Collection(2, G), 5)
-    assert [request.round for request in requests] == [0] * 5
-    refill = curation.refill(curation.informative_groups)
-    mixture = curation.mixed((refill, 0.5), (curation.prefixed(), 0.5))
-    asked = Collection(2, G, requests=(Request(G), Request(G, round=1)), outcomes=(None, None))
-    requests, _ = mixture.propose(mixture.init(N), KEY, asked, 2)
-    assert [request.round for request in requests] == [0, 0]
-
-
-def test_parts_of_a_mixture_have_their_groups():
-    mixture = curation.mixed((curation.paraphrased(), 0.5), (curation.in_order(), 0.5))
-    assert [groups for _, groups, _ in parts_with_sizes(mixture, 6, 4)] == [6, 3, 3, 3]
-
-
-def test_the_source_of_downsampled_has_its_group_size():
+def test_temperatures_and_sizes():
+    # The source of downsampled has its group size.
     source = curation.two_phase(lambda budget: 1, max_rollouts=32, first=8)
     collector = curation.downsampled(curation.max_variance_subset, oversample=2, source=source)
     sizes = {part: size for part, _, size in parts_with_sizes(collector, 6, 8)}
@@ -829,8 +816,7 @@ def test_the_source_of_downsampled_has_its_group_size():
     with pytest.raises(ValueError, match="group_size must be above the 8 rollouts"):
         source.check_sizes((), group_size=8, num_groups=6)
 
-
-def test_hints_are_sampled_at_the_temperature_of_their_group():
+    # Hints are sampled at the temperature of their group.
     first = Request(G, 0, temperature=0.7)
     assert _drawn_alike(Request(2, text="a", role=HINTED), first).temperature == 0.7
     assert _drawn_alike(Request(2, text="a", temperature=1.0), first).temperature == 1.0
@@ -892,15 +878,6 @@ def test_rows_without_what_a_collector_reads_are_named(collector, column, value,
                 part.check_data(data)
 
 
-def test_a_data_set_without_a_trace_is_refused():
-    bare = [{"text": "q", "id": "a"}] * 3
-    with pytest.raises(ValueError, match="no prompt has 'demonstration' in its row"):
-        curation.prefixed().check_data(bare)
-    curation.prefixed().check_data([*bare, DATA[0]])
-    requests, *_ = play(curation.prefixed(), data=bare)
-    assert all(not request.responses and request.role == OWN for request in requests)
-
-
 @for_each(
     ("make", "message"),
     [
@@ -943,7 +920,8 @@ def test_a_source_that_names_no_prompts_is_refused(collector):
         play(collector)
 
 
-def test_groups_without_room_for_rollouts_of_the_policy_are_refused():
+def test_refused_groups():
+    # Groups without room for rollouts of the policy are refused.
     pairs = curation.demonstrations(count=2, least_sampled=2)
     pairs.check_sizes([], group_size=4, num_groups=1)
     told = "2 of the data and at least 2 of the policy, so group_size must be at least 4; got 3"
@@ -953,11 +931,18 @@ def test_groups_without_room_for_rollouts_of_the_policy_are_refused():
     plain = curation.hinted(curation.examples_in_prompt(count=1))
     plain.check_sizes([], group_size=1, num_groups=1)
 
-
-def test_groups_without_room_are_refused():
+    # Groups without room are refused.
     for collector in (
         curation.demonstrations(count=G),
         curation.hinted(curation.examples_in_prompt(count=G)),
     ):
         with pytest.raises(ValueError, match="count must be below the group's size 4"):
             play(collector)
+
+    # A data set without a trace is refused.
+    bare = [{"text": "q", "id": "a"}] * 3
+    with pytest.raises(ValueError, match="no prompt has 'demonstration' in its row"):
+        curation.prefixed().check_data(bare)
+    curation.prefixed().check_data([*bare, DATA[0]])
+    requests, *_ = play(curation.prefixed(), data=bare)
+    assert all(not request.responses and request.role == OWN for request in requests)

@@ -65,7 +65,8 @@ def test_half_of_a_batch_judges_and_refines(together):
     assert len({(r.prompt, r.role) for r in requests[4:]}) == 4
 
 
-def test_the_right_verdict_has_the_reward():
+def test_judges():
+    # The right verdict has the reward.
     requests, _, _ = play(judged(judges=0.5, refines=0.0), [RIGHT, WRONG, RIGHT, WRONG])
     for request in requests[4:]:
         right = request.prompt % 2 == 0
@@ -76,8 +77,7 @@ def test_the_right_verdict_has_the_reward():
         no = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
         assert request.reward(texts) == (yes if right else no)
 
-
-def test_two_answers_are_compared():
+    # Two answers are compared.
     requests, _, _ = play(judged(judges=0.5, refines=0.0, point=0.0), [MIXED] * 4)
     orders = set()
     for request in requests[4:]:
@@ -87,16 +87,14 @@ def test_two_answers_are_compared():
         assert request.reward(texts) == [first_is_right, not first_is_right, first_is_right]
     assert len(orders) == 2
 
-
-def test_further_questions_take_the_places_of_tasks_that_there_are_not():
+    # Further questions take the places of tasks that there are not.
     requests, _, state = play(judged(), [RIGHT] * 4)
     assert [request.role for request in requests].count(JUDGE) == 2
     assert [request.text is None for request in requests] == [True] * 4 + [False] * 2 + [True] * 2
     assert int(state["refined"]) == 0
     assert requests[-1].prompt is None and requests[-1].rollouts == G
 
-
-def test_an_answer_that_was_cut_off_or_has_no_room_is_not_judged():
+    # An answer that was cut off or has no room is not judged.
     collector, done = judged(judges=0.5, refines=0.0), [outcome(i, WRONG) for i in range(4)]
     cut = [each._replace(truncated=np.ones(G, bool)) for each in done]
 

@@ -140,6 +140,7 @@ def step_by_step(prompt, leaves, *, min_prob, max_gap, ages, limit, **rules):
     return [tuple(row[: row.index(STOP) + 1] if STOP in row else row) for row in rows]
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     "rules", [{"max_distance": 0.5}, {"max_distance": None, "min_suffix": 0.4}]
 )
@@ -188,7 +189,8 @@ def test_the_laws_of_collectors(collector):
         assert len(collection.requests) <= P * 14
 
 
-def test_the_share_of_a_tree_falls_and_the_rest_is_sampled_plainly():
+def test_trees():
+    # The share of a tree falls and the rest is sampled plainly.
     collector = sized(ROUNDS, group_size=G, max_new_tokens=T)
     for step, leaves in ((0, 6), (1, 3), (2, 0)):
         _, _, collection = play(collector, step=step)
@@ -205,8 +207,7 @@ def test_the_share_of_a_tree_falls_and_the_rest_is_sampled_plainly():
             [(3, p) for p in range(P)] if leaves == 3 else []
         )
 
-
-def test_tokens_of_a_tree_have_no_log_probability_of_the_sampler():
+    # Tokens of a tree have no log probability of the sampler.
     collector = sized(ROUNDS, group_size=G, max_new_tokens=T)
     rows, _, collection = play(collector)
     shared = 0
@@ -223,9 +224,8 @@ def test_tokens_of_a_tree_have_no_log_probability_of_the_sampler():
         shared += len({int(x[0]) for x in nodes}) < G
     assert shared == P  # one rollout sampled the first token of many
 
-
-def test_a_tree_behind_a_prefix_ends_with_the_last_token():
-    """Where there is room for one token, the branch that leaves there has ended as well."""
+    # A tree behind a prefix ends with the last token. Where there is room for one token, the
+    # branch that leaves there has ended as well.
     begins = Response(np.zeros(T - 1, np.int32))
     source = RecordingSource(Request(1, responses=(begins,)))
     collector = lookahead(min_prob=0.0, max_gap=1.0, ages=(2,), source=source)
@@ -239,7 +239,8 @@ def test_a_tree_behind_a_prefix_ends_with_the_last_token():
     assert all(len(y.tokens) == T - 1 for y in left)
 
 
-def test_it_says_what_slots_must_do_and_prints_what_differs():
+def test_mistakes():
+    # It says what slots must do and prints what differs.
     for name in ("needs_slots", "varies_temperature", "records_runner_up"):
         assert declares(STEPWISE, name)
     assert not declares(STEPWISE, "records_entropy")
@@ -248,8 +249,7 @@ def test_it_says_what_slots_must_do_and_prints_what_differs():
     schedule = {"starts": (0, 10, 20, 80, 200), "shares": (1.0, 0.75, 0.5, 0.25, 0.0)}
     assert jr.recipes.latr().collector == lookahead(**schedule)
 
-
-def test_bad_input_is_one_sentence():
+    # Bad input is one sentence.
     cases = {
         "ages.0. must be above 0": {"ages": (0,)},
         "ages must name at least one": {"ages": ()},

@@ -50,12 +50,40 @@ def backwards(count):
     return range(count - 1, -1, -1)
 
 
-def test_each_paraphrase_is_a_row():
+def test_parts_of_a_group():
+    # Each paraphrase is a row.
     requests, rows, _ = play(jr.curation.paraphrased(), range)
     assert [r.rollouts for r in requests] == [5] * 6
     assert [r.extends for r in requests] == [None, 0, 0, None, 3, 3]
     assert [r.text(DATA[4]) for r in requests] == ["a4", "b4", "c4"] * 2
     assert [row.members for row in rows] == [tuple((i, g) for g in range(5)) for i in range(6)]
+
+    # Each budget gets a part of the group.
+    collector = jr.curation.budgeted((2, 4, 8), template="{prompt} in {budget}")
+    requests, rows, _ = play(collector, range, groups=2)
+    assert [r.rollouts for r in requests] == [2, 2, 1] * 2
+    assert [r.extends for r in requests] == [None, 0, 0, None, 3, 3]
+    assert [r.text(DATA[1]) for r in requests[:3]] == ["q1 in 2", "q1 in 4", "q1 in 8"]
+    assert rows[1].members == ((3, 0), (3, 1), (4, 0), (4, 1), (5, 0)) and len(rows) == 2
+
+    # Each part of a group begins with its prefix.
+    begins = jr.curation.Response(np.int32([7]), trains=np.zeros(1, bool))
+    source = RecordingSource(jr.curation.Request(5, responses=(begins,) * 5))
+    collector = jr.curation.budgeted((2, 4, 8), source=source)
+    asked, _ = collector.propose((), KEY, Collection(1, 5, data=DATA), 3)
+    assert [request.rollouts for request in asked] == [2, 2, 1]
+    assert [request.responses for request in asked] == [(begins,) * 2, (begins,) * 2, (begins,)]
+
+    # Told budgets are those of the messages.
+    sent = [budget_message("q{budget}", b) for b in (2, 4)]
+    told = jr.curation.told_budgets(
+        [["x"] * 4],
+        prompts=["q{budget}"],
+        messages=[[sent[1], sent[0], None, "else"]],
+        budgets=(2, 4),
+        unlimited=9,
+    )
+    assert told.tolist() == [[4, 2, 9, 9]] and told.dtype == np.float32
 
 
 @for_each("groups", [1, 2, 4, 5])
@@ -71,7 +99,8 @@ def test_a_part_of_a_batch_may_end_within_the_paraphrases_of_a_question(groups, 
     assert following[0].prompt == expected[-(-groups // 3)].prompt
 
 
-def test_stored_groups_leave_a_mixture_any_number_of_paraphrases():
+def test_messages_of_a_part():
+    # Stored groups leave a mixture any number of paraphrases.
     mixture = jr.curation.mixed((jr.curation.paraphrased(), 0.75), (jr.curation.in_order(), 0.25))
     collector = sized(
         jr.curation.replayed(capacity=8, share=0.5, source=mixture), group_size=2, max_new_tokens=2
@@ -88,17 +117,7 @@ def test_stored_groups_leave_a_mixture_any_number_of_paraphrases():
         rows, state, _ = play_batch(collector, state, Collection(4, 2, step, data=DATA), answer)
         assert len(rows) == 4
 
-
-def test_each_budget_gets_a_part_of_the_group():
-    collector = jr.curation.budgeted((2, 4, 8), template="{prompt} in {budget}")
-    requests, rows, _ = play(collector, range, groups=2)
-    assert [r.rollouts for r in requests] == [2, 2, 1] * 2
-    assert [r.extends for r in requests] == [None, 0, 0, None, 3, 3]
-    assert [r.text(DATA[1]) for r in requests[:3]] == ["q1 in 2", "q1 in 4", "q1 in 8"]
-    assert rows[1].members == ((3, 0), (3, 1), (4, 0), (4, 1), (5, 0)) and len(rows) == 2
-
-
-def test_all_messages_of_a_prompt_are_sampled_as_the_first():
+    # All messages of a prompt are sampled as the first.
     source = RecordingSource(jr.curation.Request(5, temperature=0.5))
     collector = jr.curation.budgeted((2, 4, 8), source=source)
     asked, _ = collector.propose((), KEY, Collection(2, 5, data=DATA), 2)
@@ -107,8 +126,7 @@ def test_all_messages_of_a_prompt_are_sampled_as_the_first():
     assert {request.temperature for request in (*asked, *later)} == {0.5}
     assert [request.extends for request in later] == [0, None, 3, 3]
 
-
-def test_messages_of_a_part_of_a_batch_extend_their_own_question():
+    # Messages of a part of a batch extend their own question.
     collector = jr.curation.mixed(
         (jr.curation.in_order(), 0.5), (jr.curation.budgeted((2, 4)), 0.5)
     )
@@ -126,15 +144,6 @@ def test_messages_of_a_part_of_a_batch_extend_their_own_question():
         assert extends == [None, None, None, 2, None, 4]
 
 
-def test_each_part_of_a_group_begins_with_its_prefix():
-    begins = jr.curation.Response(np.int32([7]), trains=np.zeros(1, bool))
-    source = RecordingSource(jr.curation.Request(5, responses=(begins,) * 5))
-    collector = jr.curation.budgeted((2, 4, 8), source=source)
-    asked, _ = collector.propose((), KEY, Collection(1, 5, data=DATA), 3)
-    assert [request.rollouts for request in asked] == [2, 2, 1]
-    assert [request.responses for request in asked] == [(begins,) * 2, (begins,) * 2, (begins,)]
-
-
 @for_each("source", [None, jr.curation.prioritized(jr.curation.learnability)])
 @for_each("make", [jr.curation.paraphrased, jr.curation.budgeted])
 def test_neither_how_many_are_proposed_nor_the_order_of_outcomes_matters(make, source):
@@ -148,18 +157,6 @@ def test_neither_how_many_are_proposed_nor_the_order_of_outcomes_matters(make, s
     assert len({r.prompt for r in expected[0]} - {None}) == (0 if source is None else 6 // 3) or (
         make is jr.curation.budgeted
     )
-
-
-def test_told_budgets_are_those_of_the_messages():
-    sent = [budget_message("q{budget}", b) for b in (2, 4)]
-    told = jr.curation.told_budgets(
-        [["x"] * 4],
-        prompts=["q{budget}"],
-        messages=[[sent[1], sent[0], None, "else"]],
-        budgets=(2, 4),
-        unlimited=9,
-    )
-    assert told.tolist() == [[4, 2, 9, 9]] and told.dtype == np.float32
 
 
 @for_each(

@@ -43,7 +43,8 @@ def asked(collector, data=DATA, **sizes):
     return collector.propose(collector.init(len(data)), KEY, collection, 2)[0]
 
 
-def test_a_pair_is_a_group_of_two_and_a_list_of_as_many_as_it_has():
+def test_groups():
+    # A pair is a group of two and a list of as many as it has.
     for request in asked(curation.offline_pairs()):
         assert [(x.tokens, x.reward) for x in request.responses] == [
             (DATA[request.prompt]["chosen"], 1.0),
@@ -60,16 +61,37 @@ def test_a_pair_is_a_group_of_two_and_a_list_of_as_many_as_it_has():
     assert [x.width(8) for x in kinds] == [2, 3, 1, 1]
     assert all(x.offline for x in kinds) and not curation.only_demonstrations().offline
 
-
-def test_a_triple_has_a_gold_response_above_the_pair():
+    # A triple has a gold response above the pair.
     data = [row(n, reference=f"gold {n}") for n in range(5)]
     for request in asked(curation.offline_triples(), data):
         n = request.prompt
         want = [(f"right {n}", 1.0), (f"wrong {n}", 0.0), (f"gold {n}", 2.0)]
         assert [(x.tokens, x.reward) for x in request.responses] == want
 
+    # Steps are one response with a label each.
+    for request in asked(curation.offline_steps(separator=" | ")):
+        ((response,), n) = request.responses, 1 + request.prompt % 3
+        assert response.tokens == ["one", "one | two", "one | two | three"][n - 1]
+        assert response.turn_rewards.tolist() == [1.0, 0.5, 0.0][:n]
+        assert response.reward == [1.0, 0.5, 0.0][n - 1]
+        # As a reward finds them again in the text.
+        assert response.turn_ends.tolist() == step_ends(response.tokens, separator=" | ")
 
-def test_stages_open_one_after_the_other():
+    # Columns have other names and sources other orders.
+    data = [x | {"good": x["chosen"], "bad": x["rejected"]} for x in DATA]
+    collector = curation.offline_pairs(chosen="good", rejected="bad", source=curation.in_epochs())
+    assert repr(collector) == "offline_pairs(chosen='good', rejected='bad')"
+    collector.check_data(data)
+    backward = curation.offline_pairs(source=curation.in_epochs(seed=3))
+    assert "seed=3" in repr(backward)
+    orders = [[x.prompt for x in asked(c, data)] for c in (collector, backward)]
+    assert orders[0] != orders[1]
+    with pytest.raises(ValueError, match="the source must name its prompts"):
+        asked(curation.offline_pairs(source=curation.in_order()))
+
+
+def test_orders():
+    # Stages open one after the other.
     data = [row(n, stage=n // 2) for n in range(6)]
     collector = curation.staged((2, 4))
     collector.check_data(data)
@@ -89,6 +111,48 @@ def test_stages_open_one_after_the_other():
     with pytest.raises(ValueError, match="no 'stage' of a prompt is open at step 0"):
         collector.check_data([row(n, stage=1) for n in range(2)])
 
+    # Copies lose ever more of the longest tokens.
+    data = [row(0, chosen="a bb ccc dddd", rejected="no"), row(1, chosen="a bb", rejected="no")]
+    data.append(row(2, chosen=[7, 8, 9], rejected=[7, 9]))
+    words = ["", "a", "bb", "ccc", "dddd", "no", "<end>", "longest", "it", "x"]
+    collection = Collection(
+        3,
+        8,
+        data=data,
+        stop_ids=(6,),
+        encode=lambda text, ends=False: [*map(words.index, text.split()), *([6] if ends else [])],
+        decode=lambda ids: " ".join(words[i] for i in ids),
+    )
+    collector = curation.degraded_pairs(degrade_mask)
+    requests, _ = collector.propose(collector.init(3), KEY, collection, 3)
+    again, _ = collector.propose(collector.init(3), jax.random.key(1), collection, 3)
+    copies = {}
+    for request, same in zip(requests, again, strict=True):
+        (chosen, rejected, *rest), other = request.responses, same.responses[2:]
+        assert (chosen.reward, rejected.reward) == (1.0, 0.0) and request.rollouts == 2 + len(rest)
+        copies[request.prompt] = [(x.tokens.tolist(), x.reward) for x in rest]
+        assert copies[request.prompt] == [(x.tokens.tolist(), x.reward) for x in other]
+    assert copies[0] == [([1, 2, 3, 6], 0.75), ([1, 2, 6], 0.5), ([1, 6], 0.25)]
+    assert copies[1] == [([1, 6], 0.5)]  # a half of two words is the first that is a word
+    assert copies[2] == [([8, 9], 0.5), ([9], 0.25)]  # ids without a stop token
+    assert repr(collector) == "degraded_pairs(degrade_mask, degrees=4)"
+    with pytest.raises(ValueError, match="degrees must be at least 2; got 1"):
+        curation.degraded_pairs(degrade_mask, degrees=1)
+    with pytest.raises(TypeError, match="remove must be a function"):
+        curation.degraded_pairs(0.5)
+
+    # Documents end as the one before them did whatever ends a turn.
+    collection = Collection(
+        1,
+        1,
+        data=[{"pretraining": "a"}],
+        stop_ids=(6, 9),
+        encode=lambda text, ends=False: [1, 9] if ends else [1],  # a chat template ends with 9
+    )
+    collector = curation.plain_texts().for_run(1, 8)
+    ((request,), _) = collector.propose(collector.init(1), KEY, collection, 1)
+    assert request.prompt_tokens == (6,) and request.responses[0].tokens.tolist() == [1, 6]
+
 
 def users(*names):
     return [row(n, user=name) for n, name in enumerate(names)]
@@ -100,7 +164,8 @@ def shots_in(request):
     return [int(x.split()[-1]) for x in lines if x.startswith("Preferred answer: right")]
 
 
-def test_examples_are_other_pairs_of_the_same_user():
+def test_examples():
+    # Examples are other pairs of the same user.
     data = users("a", "b", "a", "a", "b", "c")
     collector = curation.few_shot_pairs(shots=2)
     assert collector.sends_text and collector.offline and collector.width(8) == 2
@@ -121,8 +186,7 @@ def test_examples_are_other_pairs_of_the_same_user():
     none = curation.few_shot_pairs(shots=0)
     assert {x.text for x in none.propose(none.init(6), KEY, collection, 6)[0]} == {None}
 
-
-def test_few_shot_pairs_print_what_differs_so_that_a_resume_notices_it():
+    # Few shot pairs print what differs so that a resume notices it.
     made = curation.few_shot_pairs
     assert repr(made(shots=2)) == "few_shot_pairs(shots=2, user='user')"
     source = curation.in_epochs(seed=3)
@@ -140,8 +204,7 @@ def test_few_shot_pairs_print_what_differs_so_that_a_resume_notices_it():
     texts = {recipe_settings(recipe, length=8)["recipe.collector"] for recipe in recipes}
     assert len(texts) == len({repr(recipe.collector) for recipe in recipes}) == len(changes)
 
-
-def test_examples_are_drawn_anew_and_do_not_depend_on_how_many_are_asked_for():
+    # Examples are drawn anew and do not depend on how many are asked for.
     data = users(*"aaaaaaaa")
     collector, collection = curation.few_shot_pairs(shots=3), Collection(4, 8, data=data)
 
@@ -173,73 +236,6 @@ def test_a_batch_does_not_read_all_rows_again(kind):
         collector.propose(collector.init(100), KEY, Collection(2, 2, data=data), 2)
         reads.append(data.reads - before)
     assert reads[0] >= 100 and reads[1] <= 10
-
-
-def test_copies_lose_ever_more_of_the_longest_tokens():
-    data = [row(0, chosen="a bb ccc dddd", rejected="no"), row(1, chosen="a bb", rejected="no")]
-    data.append(row(2, chosen=[7, 8, 9], rejected=[7, 9]))
-    words = ["", "a", "bb", "ccc", "dddd", "no", "<end>", "longest", "it", "x"]
-    collection = Collection(
-        3,
-        8,
-        data=data,
-        stop_ids=(6,),
-        encode=lambda text, ends=False: [*map(words.index, text.split()), *([6] if ends else [])],
-        decode=lambda ids: " ".join(words[i] for i in ids),
-    )
-    collector = curation.degraded_pairs(degrade_mask)
-    requests, _ = collector.propose(collector.init(3), KEY, collection, 3)
-    again, _ = collector.propose(collector.init(3), jax.random.key(1), collection, 3)
-    copies = {}
-    for request, same in zip(requests, again, strict=True):
-        (chosen, rejected, *rest), other = request.responses, same.responses[2:]
-        assert (chosen.reward, rejected.reward) == (1.0, 0.0) and request.rollouts == 2 + len(rest)
-        copies[request.prompt] = [(x.tokens.tolist(), x.reward) for x in rest]
-        assert copies[request.prompt] == [(x.tokens.tolist(), x.reward) for x in other]
-    assert copies[0] == [([1, 2, 3, 6], 0.75), ([1, 2, 6], 0.5), ([1, 6], 0.25)]
-    assert copies[1] == [([1, 6], 0.5)]  # a half of two words is the first that is a word
-    assert copies[2] == [([8, 9], 0.5), ([9], 0.25)]  # ids without a stop token
-    assert repr(collector) == "degraded_pairs(degrade_mask, degrees=4)"
-    with pytest.raises(ValueError, match="degrees must be at least 2; got 1"):
-        curation.degraded_pairs(degrade_mask, degrees=1)
-    with pytest.raises(TypeError, match="remove must be a function"):
-        curation.degraded_pairs(0.5)
-
-
-def test_documents_end_as_the_one_before_them_did_whatever_ends_a_turn():
-    collection = Collection(
-        1,
-        1,
-        data=[{"pretraining": "a"}],
-        stop_ids=(6, 9),
-        encode=lambda text, ends=False: [1, 9] if ends else [1],  # a chat template ends with 9
-    )
-    collector = curation.plain_texts().for_run(1, 8)
-    ((request,), _) = collector.propose(collector.init(1), KEY, collection, 1)
-    assert request.prompt_tokens == (6,) and request.responses[0].tokens.tolist() == [1, 6]
-
-
-def test_steps_are_one_response_with_a_label_each():
-    for request in asked(curation.offline_steps(separator=" | ")):
-        ((response,), n) = request.responses, 1 + request.prompt % 3
-        assert response.tokens == ["one", "one | two", "one | two | three"][n - 1]
-        assert response.turn_rewards.tolist() == [1.0, 0.5, 0.0][:n]
-        assert response.reward == [1.0, 0.5, 0.0][n - 1]
-        # As a reward finds them again in the text.
-        assert response.turn_ends.tolist() == step_ends(response.tokens, separator=" | ")
-
-
-def test_columns_have_other_names_and_sources_other_orders():
-    data = [x | {"good": x["chosen"], "bad": x["rejected"]} for x in DATA]
-    collector = curation.offline_pairs(chosen="good", rejected="bad", source=curation.in_epochs())
-    assert repr(collector) == "offline_pairs(chosen='good', rejected='bad')"
-    collector.check_data(data)
-    backward = curation.offline_pairs(source=curation.in_epochs(seed=3))
-    assert "seed=3" in repr(backward)
-    orders = [[x.prompt for x in asked(c, data)] for c in (collector, backward)]
-    assert orders[0] != orders[1]
-    with pytest.raises(ValueError, match="the source must name its prompts"):
-        asked(curation.offline_pairs(source=curation.in_order()))
 
 
 @for_each(
@@ -298,7 +294,8 @@ def test_a_sampled_completion_that_was_cut_off_is_no_response(kind):
     checked(finish="stop", num_tokens=8)
 
 
-def test_what_cannot_be_a_collector_is_refused():
+def test_mistakes():
+    # What cannot be a collector is refused.
     with pytest.raises(ValueError, match="size must be at least 2; got 1"):
         curation.offline_lists(1)
     with pytest.raises(TypeError, match="size must be an integer"):
@@ -320,8 +317,7 @@ def test_what_cannot_be_a_collector_is_refused():
     with pytest.raises(ValueError, match="stage_mask: boundaries must be increasing"):
         curation.staged(())
 
-
-def test_a_mixture_samples_nothing_only_if_no_part_does():
+    # A mixture samples nothing only if no part does.
     pairs, labels = curation.offline_pairs(), curation.offline_labels()
     sampled = curation.mixed((curation.in_order(), 0.5), (pairs, 0.5))
     nested = curation.mixed((sampled, 0.5), (pairs, 0.5))

@@ -112,7 +112,8 @@ def roles(batch):
     return [collection.requests[row.members[0][0]].role for row in decision.rows]
 
 
-def test_half_of_a_batch_is_stored_once_there_is_enough():
+def test_half_of_a_batch_is_stored():
+    # Half of a batch is stored once there is enough.
     batches, state = run(for_run(replayed(capacity=8, share=0.5)), 4)
     assert roles(batches[0]) == [OWN] * 4
     assert all(roles(batch) == [OWN] * 2 + [REPLAYED] * 2 for batch in batches[1:])
@@ -120,8 +121,7 @@ def test_half_of_a_batch_is_stored_once_there_is_enough():
     assert int(state.buffer.added) == 10
     assert sorted(state.buffer.order.tolist()) == list(range(2, 10))
 
-
-def test_a_stored_group_comes_back_as_it_was_sampled():
+    # A stored group comes back as it was sampled.
     batches, _ = run(for_run(replayed(capacity=8, share=0.5)), 3)
     sampled = {}
     for step, (_, collection) in enumerate(batches):
@@ -141,6 +141,7 @@ def test_a_stored_group_comes_back_as_it_was_sampled():
                 assert stored.reward == first.rewards[j]
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     "collector",
     [
@@ -191,7 +192,7 @@ def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed(collector
     assert len(set(tokens)) == len(tokens) > 2  # no rollout twice
 
 
-@pytest.mark.parametrize("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
+@for_each("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
 def test_a_source_may_bring_stored_responses_of_its_own(options):
     """A success of ``pooled`` is one more request for a prompt of the batch, no stored group."""
     source = jr.curation.pooled(capacity=N)
@@ -239,7 +240,8 @@ def test_a_source_whose_groups_go_on_has_room_for_those_of_a_whole_batch(make):
     assert all(len(decision.rows) == P for decision, _ in batches)
 
 
-def test_a_source_of_as_many_groups_as_a_batch_has_no_share():
+def test_refused_sources():
+    # A source of as many groups as a batch has no share.
     for source in (
         jr.curation.partial_rollouts(),
         jr.curation.mixed((jr.curation.windowed(), 0.5), (in_order(), 0.5)),
@@ -251,6 +253,30 @@ def test_a_source_of_as_many_groups_as_a_batch_has_no_share():
     mixture = jr.curation.mixed((in_order(), 0.5), (jr.curation.in_epochs(), 0.5))
     made = replayed(capacity=4, share=0.5, source=mixture)
     assert all(len(d.rows) == P for d, _ in run(for_run(made), 3)[0])
+
+    # A source that values prefixes is refused.
+    source = jr.curation.valued(jr.bind(jr.curation.stretch_starts, length=3))
+    with pytest.raises(ValueError, match="the buffer stores no segments of responses"):
+        replayed(capacity=4, share=0.5, source=source)
+
+    # Other mistakes are refused.
+    with pytest.raises(TypeError, match="store must be a function; got 3"):
+        replayed(capacity=4, share=0.5, store=3)
+    with pytest.raises(ValueError, match="unknown before for_run"):
+        replayed(capacity=4, share=0.5).init(N)
+    wrong = for_run(replayed(capacity=4, share=0.5, priority=lambda scores: scores[:1]))
+    with pytest.raises(ValueError, match="the priority's result"):
+        run(wrong, 1)
+
+    # It prints what differs.
+    text = "replayed(capacity=8, replace=informative_groups, source=refill("
+    collector = replayed(
+        capacity=8,
+        replace=jr.curation.informative_groups,
+        source=jr.curation.refill(jr.curation.informative_groups),
+    )
+    assert repr(for_run(collector)).startswith(text)
+    assert dataclasses.is_dataclass(collector)
 
 
 @for_each("options", [{"share": 0.5}, {"replace": jr.curation.informative_groups}])
@@ -289,13 +315,8 @@ def test_a_source_that_helps_every_group_is_refused(options):
     replayed(capacity=4, source=jr.curation.experienced(), **options)
 
 
-def test_a_source_that_values_prefixes_is_refused():
-    source = jr.curation.valued(jr.bind(jr.curation.stretch_starts, length=3))
-    with pytest.raises(ValueError, match="the buffer stores no segments of responses"):
-        replayed(capacity=4, share=0.5, source=source)
-
-
-def test_stored_groups_take_the_places_of_dull_ones():
+def test_what_takes_places():
+    # Stored groups take the places of dull ones.
     collector = for_run(
         replayed(
             capacity=8,
@@ -312,8 +333,7 @@ def test_stored_groups_take_the_places_of_dull_ones():
     assert (state.buffer.items.rewards[state.buffer.order >= 0].std(axis=-1) > 0).all()
     assert int(state.buffer.added) == 2 + 3 + 3
 
-
-def test_groups_too_old_are_not_drawn_and_an_explicit_request_is_refused():
+    # Groups too old are not drawn and an explicit request is refused.
     collector = for_run(replayed(capacity=8, share=0.5, max_staleness=2))
     batches, state = run(collector, 3)
     decision, collection, _ = play(collector, state, 4)
@@ -332,7 +352,8 @@ def test_groups_too_old_are_not_drawn_and_an_explicit_request_is_refused():
         jr.curation.stored_request(collector.init(N).buffer, 1, version=0)
 
 
-def test_the_draw_follows_the_priority():
+def test_draws():
+    # The draw follows the priority.
     def newest(order):
         return np.float32(order == order.max())
 
@@ -344,8 +365,7 @@ def test_the_draw_follows_the_priority():
         stored = batch[1].requests[-1]
         assert stored.responses[0].version[0] == step - 1
 
-
-def test_each_group_is_a_stored_one_with_the_probability_and_until_a_step():
+    # Each group is a stored one with the probability and until a step.
     options = {"capacity": 16, "share": 0.4, "draw": "each", "until": 20}
     batches, _ = run(for_run(replayed(**options)), 25)
     counts = [roles(batch).count(REPLAYED) for batch in batches]
@@ -354,7 +374,8 @@ def test_each_group_is_a_stored_one_with_the_probability_and_until_a_step():
     assert counts[0] == 0 and counts[20:] == [0] * 5
 
 
-def test_scores_decide_who_stays():
+def test_scores():
+    # Scores decide who stays.
     def mean(rewards):
         return rewards.mean(axis=-1)
 
@@ -362,9 +383,8 @@ def test_scores_decide_who_stays():
     _, state = run(collector, 3, reward=lambda step, number: [step + 0.1 * number] * 2)
     np.testing.assert_allclose(np.sort(state.buffer.scores), [2.0, 2.1], rtol=1e-6)
 
-
-def test_scores_that_none_exceeds_leave_when_they_are_too_old():
-    """A full buffer of the best groups takes others once those can no longer be drawn."""
+    # Scores that none exceeds leave when they are too old. A full buffer of the best groups takes
+    # others once those can no longer be drawn.
     options = {"capacity": 2, "share": 0.5, "evict": "lowest", "max_staleness": 2}
     collector = for_run(replayed(score=lambda rewards: rewards.std(axis=-1), **options))
     batches, state = run(collector, 12)
@@ -372,8 +392,32 @@ def test_scores_that_none_exceeds_leave_when_they_are_too_old():
     assert state.buffer.versions.tolist() == [9, 9]
 
 
-def test_the_version_of_a_stored_group_is_that_of_its_oldest_sampled_token():
-    """Observations and prefixes have none."""
+def test_what_is_stored():
+    # What cannot be stored is left out.
+    collector = for_run(replayed(capacity=4, share=0.5))
+    state = collector.init(N)
+    _, collection, _ = play(collector, state, 0)
+    failed = collection.outcomes[1]._replace(where=np.array([True, False]))
+    long = response(0, 2, 0)._replace(tokens=np.zeros(T + 1, np.int32))
+    outcomes = list(collection.outcomes)
+    outcomes[1] = failed
+    outcomes[2] = outcomes[2]._replace(responses=(long, long))
+    _, learned = collector.observe(state, collection._replace(outcomes=tuple(outcomes)))
+    assert sorted(learned.buffer.order.tolist()) == [-1, -1, 0, 1]
+
+    # Only what follows the plain prompt is stored.
+    collector = for_run(replayed(capacity=4, share=0.5))
+    state = collector.init(N)
+    _, collection, _ = play(collector, state, 0)
+    requests = list(collection.requests)
+    requests[1] = requests[1]._replace(text="in other words")
+    requests[2] = requests[2]._replace(prompt_tokens=(5,))
+    _, learned = collector.observe(state, collection._replace(requests=tuple(requests)))
+    assert sorted(learned.buffer.order.tolist()) == [-1, -1, 0, 1]
+    assert sorted(learned.buffer.prompt_ids[learned.buffer.order >= 0].tolist()) == [0, 3]
+
+    # The version of a stored group is that of its oldest sampled token. Observations and prefixes
+    # have none.
     store = replayed_module.store_groups
     empty = for_run(replayed(capacity=4, share=0.5)).init(N).buffer
 
@@ -385,19 +429,6 @@ def test_the_version_of_a_stored_group_is_that_of_its_oldest_sampled_token():
         return int(stored.versions[stored.order >= 0][0])
 
     assert [version_of(5, -1, 7), version_of(-1, 6), version_of(-1, -1)] == [5, 6, -1]
-
-
-def test_what_cannot_be_stored_is_left_out():
-    collector = for_run(replayed(capacity=4, share=0.5))
-    state = collector.init(N)
-    _, collection, _ = play(collector, state, 0)
-    failed = collection.outcomes[1]._replace(where=np.array([True, False]))
-    long = response(0, 2, 0)._replace(tokens=np.zeros(T + 1, np.int32))
-    outcomes = list(collection.outcomes)
-    outcomes[1] = failed
-    outcomes[2] = outcomes[2]._replace(responses=(long, long))
-    _, learned = collector.observe(state, collection._replace(outcomes=tuple(outcomes)))
-    assert sorted(learned.buffer.order.tolist()) == [-1, -1, 0, 1]
 
 
 BAD = {
@@ -418,41 +449,9 @@ def test_bad_options_are_refused(name):
     assert message in str(error.value)
 
 
-def test_other_mistakes_are_refused():
-    with pytest.raises(TypeError, match="store must be a function; got 3"):
-        replayed(capacity=4, share=0.5, store=3)
-    with pytest.raises(ValueError, match="unknown before for_run"):
-        replayed(capacity=4, share=0.5).init(N)
-    wrong = for_run(replayed(capacity=4, share=0.5, priority=lambda scores: scores[:1]))
-    with pytest.raises(ValueError, match="the priority's result"):
-        run(wrong, 1)
-
-
-def test_it_prints_what_differs():
-    text = "replayed(capacity=8, replace=informative_groups, source=refill("
-    collector = replayed(
-        capacity=8,
-        replace=jr.curation.informative_groups,
-        source=jr.curation.refill(jr.curation.informative_groups),
-    )
-    assert repr(for_run(collector)).startswith(text)
-    assert dataclasses.is_dataclass(collector)
-
-
-def test_only_what_follows_the_plain_prompt_is_stored():
-    collector = for_run(replayed(capacity=4, share=0.5))
-    state = collector.init(N)
-    _, collection, _ = play(collector, state, 0)
-    requests = list(collection.requests)
-    requests[1] = requests[1]._replace(text="in other words")
-    requests[2] = requests[2]._replace(prompt_tokens=(5,))
-    _, learned = collector.observe(state, collection._replace(requests=tuple(requests)))
-    assert sorted(learned.buffer.order.tolist()) == [-1, -1, 0, 1]
-    assert sorted(learned.buffer.prompt_ids[learned.buffer.order >= 0].tolist()) == [0, 3]
-
-
-def test_a_stored_group_ages_until_the_update_whatever_samples():
-    """Asynchronous sampling uses weights older than those that the batch trains."""
+def test_ages():
+    # A stored group ages until the update whatever samples. Asynchronous sampling uses weights
+    # older than those that the batch trains.
     collector = for_run(replayed(capacity=8, share=0.5, max_staleness=2))
     _, state = run(collector, 3)
     _, collection, _ = play(collector, state, 4, version=2)
@@ -464,8 +463,7 @@ def test_a_stored_group_ages_until_the_update_whatever_samples():
     there = learned.buffer.order >= 0
     assert (learned.buffer.items.tokens[there, 0, 0] >= 500).all()
 
-
-def test_a_source_is_told_as_many_groups_when_it_proposes_as_when_it_learns():
+    # A source is told as many groups when it proposes as when it learns.
     proposed, observed = [], []
 
     @dataclasses.dataclass(frozen=True)

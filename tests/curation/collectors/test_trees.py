@@ -88,6 +88,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_the_laws_of_collectors(name):
     collector = for_run(COLLECTORS[name])
@@ -124,7 +125,8 @@ def test_the_laws_of_collectors(name):
         assert np.any(state["rule"].head) and state["rule"].bins.count.sum() > 0
 
 
-def test_a_root_forks_before_its_tokens_of_most_entropy():
+def test_where_trees_fork():
+    # A root forks before its tokens of most entropy.
     collector = for_run(forked(TOP, forks=1, branches=2))
     _, _, collection = play(collector, collector.init(N))
     assert [r.rollouts for r in collection.requests[:P]] == [2] * P  # two trees of three leaves
@@ -138,15 +140,20 @@ def test_a_root_forks_before_its_tokens_of_most_entropy():
             for field in ("tokens", "behavior_logp", "model_logp", "version", "entropy"):
                 np.testing.assert_array_equal(getattr(begin, field), getattr(root, field)[:place])
 
-
-def test_roots_without_a_complete_tree_do_not_fork():
+    # Roots without a complete tree do not fork.
     collector = for_run(forked(TOP, forks=1, branches=2), 8)
     rows, _, collection = play(collector, collector.init(N), size=8)
     assert [r.rollouts for r in collection.requests] == [4] * P + [4] * P
     assert [len(row.members) for row in rows] == [8] * P
 
+    # A rule that forks nowhere leaves the roots.
+    collector = for_run(forked(nothing, forks=1, branches=2))
+    rows, _, collection = play(collector, collector.init(N))
+    assert len(collection.requests) == P and [len(row.members) for row in rows] == [2] * P
 
-def test_a_segment_forks_at_its_end_and_inner_nodes_are_no_leaves():
+
+def test_segments_and_splits():
+    # A segment forks at its end and inner nodes are no leaves.
     collector = for_run(SEGMENTS, 4)
     rows, _, collection = play(collector, collector.init(N), size=4)
     assert [r.limit for r in collection.requests[:P]] == [2] * P
@@ -164,8 +171,7 @@ def test_a_segment_forks_at_its_end_and_inner_nodes_are_no_leaves():
     finishes = {collection.outcomes[i].responses[j].finish for r in rows for i, j in r.members}
     assert finishes == {1}
 
-
-def test_branches_split_at_scheduled_depths():
+    # Branches split at scheduled depths.
     cases = {
         (4, 2): ([2, [4]], [2, 4]),  # at 0 into two, at 4 of 8 tokens each into two
         (6, 2): ([3, [4]], [3, 6]),  # there is room for three
@@ -233,27 +239,6 @@ def test_branches_split_at_scheduled_depths():
     assert repr(jr.curation.branched(splits=3, branches=3)) == "branched(splits=3, branches=3)"
 
 
-def test_what_a_rule_drops_is_neither_sampled_on_nor_in_the_batch():
-    collector = for_run(pruned(likely, limit=3))
-    rows, _, collection = play(collector, collector.init(N))
-    assert [r.limit for r in collection.requests[:P]] == [3] * P
-    assert all(r.pauses for r in collection.requests[:P])
-    for p in range(P):
-        first = collection.outcomes[p].responses
-        mean = np.array([y.model_logp.mean() for y in first])
-        goes_on = [
-            y
-            for y, m in zip(first, mean, strict=True)
-            if m > np.median(mean) and y.finish == UNFINISHED
-        ]
-        more = [r for r in collection.requests[P:] if r.extends == p]
-        assert [tuple(y.tokens) for r in more for y in r.responses] == [
-            tuple(y.tokens) for y in goes_on
-        ]
-        ended = sum(y.finish != UNFINISHED for y in first)
-        assert len(rows[p].members) == ended + len(goes_on)
-
-
 def test_the_score_of_beginnings_learns_who_ends_well():
     rule = jr.curation.quality_survivors(warmup=0, learning_rate=1.0)
     state, rng = rule.init(), np.random.default_rng(0)
@@ -269,14 +254,14 @@ def test_the_score_of_beginnings_learns_who_ends_well():
         state = rule.learn(state, beginnings(), entropy, mask, good.astype(np.float32), good | True)
     bins = state.bins
     assert bins.count.sum() == 240
-    keys = jax.random.split(jax.random.key(0), 40)
+    keys = jax.random.split(jax.random.key(0), 16)
     kept = sum(
         np.asarray(rule.keep(state, beginnings(), entropy, mask, unfinished, k, 0), int)
         for k in keys
     )
-    assert kept.sum() == 40 * 4
+    assert kept.sum() == 16 * 4
     # Half of those that go on end well.
-    assert 60 <= kept[good].sum() <= 100
+    assert 24 <= kept[good].sum() <= 40
     # Where most end well, the others go on more often.
     mostly = np.arange(8) < 6
     good = mostly
@@ -300,25 +285,15 @@ def test_a_small_share_of_a_group_is_one_response(ended):
     assert (keep | ~unfinished).sum() == 1
 
 
-def test_what_the_slots_must_do_is_said():
+def test_what_it_says():
+    # What the slots must do is said.
     collector = COLLECTORS["forked"]
     assert declares(collector, "needs_slots") and declares(collector, "records_entropy")
     assert not declares(SEGMENTS, "records_entropy")
     assert declares(COLLECTORS["quality"], "records_entropy")
     assert not declares(COLLECTORS["pruned"], "records_entropy")
 
-
-def nothing(lengths):
-    return jnp.full((*lengths.shape, 1), -1, jnp.int32)
-
-
-def test_a_rule_that_forks_nowhere_leaves_the_roots():
-    collector = for_run(forked(nothing, forks=1, branches=2))
-    rows, _, collection = play(collector, collector.init(N))
-    assert len(collection.requests) == P and [len(row.members) for row in rows] == [2] * P
-
-
-def test_bad_input_is_one_sentence():
+    # Bad input is one sentence.
     with pytest.raises(TypeError, match="forked: rule must be a function; got 3"):
         forked(3)
     with pytest.raises(TypeError, match="forked: forks must be an integer; got 1.5"):
@@ -354,12 +329,15 @@ def test_bad_input_is_one_sentence():
     with pytest.raises(ValueError, match="the rule reads old_entropy, which the responses do not"):
         for_run(COLLECTORS["forked"]).observe((), collection)
 
-
-def test_they_print_what_differs():
+    # They print what differs.
     assert repr(COLLECTORS["rounds"]) == "forked(top_entropy_forks, forks=1, branches=1, rounds=2)"
     assert repr(SEGMENTS) == "forked(segment_forks, forks=1, branches=2, rounds=2, segment=2)"
     assert repr(pruned(likely, limit=3, first=8)) == "pruned(likely, limit=3, first=8)"
     assert dataclasses.replace(SEGMENTS) == SEGMENTS
+
+
+def nothing(lengths):
+    return jnp.full((*lengths.shape, 1), -1, jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -484,7 +462,8 @@ def test_the_source_learns_of_one_group_a_prompt_and_of_no_beginning(name):
         assert group.where.all() and all(x is y for x, y in zip(group.responses, own, strict=True))
 
 
-def test_draws_depend_on_the_seed_of_the_run_and_the_step():
+def test_draws_and_rules():
+    # Draws depend on the seed of the run and the step.
     keys = []
 
     def watched(key, mask):
@@ -506,9 +485,7 @@ def test_draws_depend_on_the_seed_of_the_run_and_the_step():
 
     assert counts(0) == counts(0) != counts(1)
 
-
-def test_rules_read_0_where_an_entropy_is_not_known():
-    """Tokens of an earlier batch have none."""
+    # Rules read 0 where an entropy is not known. Tokens of an earlier batch have none.
     answer = outcome(Request(2), 0, 0)
     first = answer.responses[0]
     entropy = np.append(np.nan, first.entropy[1:]).astype(np.float32)
@@ -522,3 +499,23 @@ def test_rules_read_0_where_an_entropy_is_not_known():
     np.testing.assert_array_equal(
         tokens_of(first._replace(entropy=entropy), blank).entropy, entropy
     )
+
+    # What a rule drops is neither sampled on nor in the batch.
+    collector = for_run(pruned(likely, limit=3))
+    rows, _, collection = play(collector, collector.init(N))
+    assert [r.limit for r in collection.requests[:P]] == [3] * P
+    assert all(r.pauses for r in collection.requests[:P])
+    for p in range(P):
+        first = collection.outcomes[p].responses
+        mean = np.array([y.model_logp.mean() for y in first])
+        goes_on = [
+            y
+            for y, m in zip(first, mean, strict=True)
+            if m > np.median(mean) and y.finish == UNFINISHED
+        ]
+        more = [r for r in collection.requests[P:] if r.extends == p]
+        assert [tuple(y.tokens) for r in more for y in r.responses] == [
+            tuple(y.tokens) for y in goes_on
+        ]
+        ended = sum(y.finish != UNFINISHED for y in first)
+        assert len(rows[p].members) == ended + len(goes_on)

@@ -55,7 +55,8 @@ def for_run(collector):
     return sized(collector, group_size=G, max_new_tokens=T)
 
 
-def test_each_prefix_of_a_group_is_asked_for_once_and_goes_on_from_its_tokens():
+def test_values():
+    # Each prefix of a group is asked for once and goes on from its tokens.
     collector = for_run(valued(jr.curation.line_starts, rollouts=3))
     _, _, requests = first_round(collector)
     assert [(x.extends, x.round, x.rollouts) for x in requests] == [(0, 1, 6), (1, 1, 3)]
@@ -65,8 +66,7 @@ def test_each_prefix_of_a_group_is_asked_for_once_and_goes_on_from_its_tokens():
     np.testing.assert_allclose(begun.model_logp, [-0.1, -0.2, -0.9])
     assert all(x.sampled and x.limit is None for x in requests)
 
-
-def test_the_values_are_mean_rewards_and_what_goes_on_is_no_member():
+    # The values are mean rewards and what goes on is no member.
     collector = for_run(valued(jr.curation.line_starts, rollouts=3))
     state, collection, requests = first_round(collector)
     collection = collection._replace(requests=collection.requests + requests)
@@ -85,7 +85,8 @@ def test_the_values_are_mean_rewards_and_what_goes_on_is_no_member():
     assert second.segments == (((0, pytest.approx(1 / 3)),),) * 2
 
 
-def test_a_response_whose_prefix_has_no_value_takes_no_part():
+def test_segments():
+    # A response whose prefix has no value takes no part.
     collector = for_run(valued(jr.curation.line_starts, rollouts=1))
     tokens = [[[1, NEWLINE, 3], [1, 2]], [[4], [5]]]
     state, collection, requests = first_round(collector, tokens)
@@ -97,8 +98,7 @@ def test_a_response_whose_prefix_has_no_value_takes_no_part():
     assert first.members == ((0, 1),) and first.segments == (((0, 1.0),),)
     assert second.members == ((1, 0), (1, 1)) and not second.takes_part
 
-
-def test_uncertain_tokens_cut_and_a_certain_response_has_no_segment():
+    # Uncertain tokens cut and a certain response has no segment.
     def rule(old_logp, mask, count):
         return jr.curation.spo_cutpoints(old_logp, mask, count=count, rho=0.7, interval=1)
 

@@ -106,6 +106,7 @@ def fitted(embeddings, rates):
     )  # fmt: skip
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("embed", "kind", "least", "most"),
     [

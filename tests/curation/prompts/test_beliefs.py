@@ -7,12 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-from scipy import special, stats
-
-from jaxrl_llm.advantages import BetaTracker, beta_tracker_update
-from jaxrl_llm.curation import (
-    PromptBelief,
+from compiled_curation import (
     belief_init,
     belief_mean,
     belief_update,
@@ -20,6 +15,11 @@ from jaxrl_llm.curation import (
     thompson_rates,
     variance_reduction,
 )
+from rows import for_each
+from scipy import special, stats
+
+from jaxrl_llm.advantages import BetaTracker, beta_tracker_update
+from jaxrl_llm.curation import PromptBelief
 
 
 def state_of(alpha, beta):
@@ -54,35 +54,21 @@ def test_update_worked_numbers(start, right, options, expected):
     np.testing.assert_allclose([state.alpha[0], state.beta[0]], expected, rtol=1e-5)
 
 
-def test_what_is_not_visited_drifts_to_the_prior():
+def test_updates():
+    # What is not visited drifts to the prior.
     state = belief_update(state_of([10.0, 1], [1.2, 1]), jnp.array([1]), outcomes([3]), **VADE)
     np.testing.assert_allclose([state.alpha[0], state.beta[0]], [9.991, 1.1998], rtol=1e-5)
     state = belief_update(state_of([10.0, 1], [1.2, 1]), jnp.array([1]), outcomes([3]), retain=0.5)
     np.testing.assert_allclose([state.alpha[0], state.beta[0]], [10.0, 1.2])
 
-
-def test_a_constant_outcome_settles_at_its_share_of_the_past():
+    # A constant outcome settles at its share of the past.
     state = state_of([1.0], [1.0])
     update = jax.jit(lambda s: belief_update(s, jnp.array([0]), outcomes([3]), retain=0.2))
     for _ in range(12):
         state = update(state)
     np.testing.assert_allclose([state.alpha[0] - 1, state.beta[0] - 1], [3.75, 6.25], rtol=1e-4)
 
-
-def reference(state, ids, rewards, where, retain, rest, prior):
-    out = []
-    for values, base, hit in zip(state, prior, (lambda r: r, lambda r: 1 - r), strict=True):
-        values = np.array(values, np.float64)
-        for prompt in range(len(values)):
-            rows = [i for i, x in enumerate(ids) if x == prompt and where[i].any()]
-            share = np.mean([retain[i] for i in rows]) if rows else rest
-            values[prompt] = share * values[prompt] + (1 - share) * base
-            values[prompt] += sum(hit(rewards[i][where[i]]).sum() for i in rows)
-        out.append(values)
-    return out
-
-
-def test_update_equals_the_float64_reference_with_repeats_strangers_and_junk():
+    # Update equals the float64 reference with repeats strangers and junk.
     rng = np.random.default_rng(0)
     ids = np.array([2, 0, 2, -1, 7, 4, 3])
     rewards = rng.random((7, 4))
@@ -100,8 +86,7 @@ def test_update_equals_the_float64_reference_with_repeats_strangers_and_junk():
     np.testing.assert_allclose(out.alpha, expected[0], rtol=1e-5)
     np.testing.assert_allclose(out.beta, expected[1], rtol=1e-5)
 
-
-def test_the_tracker_of_spo_is_the_same_recursion_without_a_prior():
+    # The tracker of spo is the same recursion without a prior.
     rewards, ids = jnp.array([[1.0], [0.0], [1.0]]), jnp.array([1, 0, 1])
     tracker = BetaTracker(jnp.array([2.0, 3.0]), jnp.array([5.0, 4.0]))
     ours = belief_update(tracker, ids, rewards, retain=0.875, prior=(0.0, 0.0))
@@ -109,13 +94,25 @@ def test_the_tracker_of_spo_is_the_same_recursion_without_a_prior():
     assert isinstance(ours, BetaTracker)
     np.testing.assert_allclose(ours, theirs)
 
-
-def test_init_and_mean():
+    # Init and mean.
     state = belief_init(3, prior=(2.0, 6.0))
     assert state.alpha.tolist() == [2.0] * 3 and belief_mean(state).tolist() == [0.25] * 3
     state = belief_init(2, successes=jnp.array([2, 0]), samples=jnp.array([8, 0]), weight=3.0)
     assert state.alpha.tolist() == [7.0, 1.0] and state.beta.tolist() == [19.0, 1.0]
     assert belief_mean(state_of([0.0], [0.0])).tolist() == [0.5]
+
+
+def reference(state, ids, rewards, where, retain, rest, prior):
+    out = []
+    for values, base, hit in zip(state, prior, (lambda r: r, lambda r: 1 - r), strict=True):
+        values = np.array(values, np.float64)
+        for prompt in range(len(values)):
+            rows = [i for i, x in enumerate(ids) if x == prompt and where[i].any()]
+            share = np.mean([retain[i] for i in rows]) if rows else rest
+            values[prompt] = share * values[prompt] + (1 - share) * base
+            values[prompt] += sum(hit(rewards[i][where[i]]).sum() for i in rows)
+        out.append(values)
+    return out
 
 
 @for_each(("alpha", "beta"), [(1, 1), (2.5, 7), (0.3, 0.6), (50, 3), (4000, 9000)])
@@ -153,7 +150,7 @@ def entropy(a, b):
     return special.betaln(a, b) - (a - 1) * psi(a) - (b - 1) * psi(b) + (a + b - 2) * psi(a + b)
 
 
-@pytest.mark.parametrize("rollouts", [1, 3, 16])
+@for_each("rollouts", [1, 16])
 def test_information_equals_the_float64_entropies_of_the_paper(rollouts):
     counts = np.array([0.05, 0.7, 1.0, 5.9, 6.1, 40.0, 900.0, 20_000.0])
     a, b = (x.ravel() for x in np.meshgrid(counts, counts))
@@ -168,7 +165,8 @@ def test_information_equals_the_float64_entropies_of_the_paper(rollouts):
     np.testing.assert_allclose(out, expected, rtol=2e-4, atol=1e-8)
 
 
-def test_information_falls_with_evidence_grows_with_rollouts_and_is_symmetric():
+def test_information():
+    # Information falls with evidence grows with rollouts and is symmetric.
     m = jnp.array([1.0, 2.0, 10.0, 100.0, 1e4, 1e6])
     by_evidence = beta_bernoulli_information(0.3 * m, 0.7 * m, rollouts=8)
     assert (jnp.diff(by_evidence) < 0).all()
@@ -178,14 +176,7 @@ def test_information_falls_with_evidence_grows_with_rollouts_and_is_symmetric():
         by_rollouts[1], beta_bernoulli_information(2 * m, m, rollouts=2), rtol=1e-4
     )
 
-
-@for_each(("counts", "rollouts", "expected"), [(1.0, 1, 1 / 36), (2.0, 1, 0.01), (1.0, 8, 1 / 15)])
-def test_variance_reduction_worked_numbers(counts, rollouts, expected):
-    out = variance_reduction(jnp.float32(counts), jnp.float32(counts), rollouts=rollouts)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
-
-
-def test_variance_reduction_is_the_expected_fall_of_the_variance():
+    # Variance reduction is the expected fall of the variance.
     a, b, k = 2.0, 5.0, 6
     expected = stats.beta(a, b).var()
     for s in range(k + 1):
@@ -193,6 +184,12 @@ def test_variance_reduction_is_the_expected_fall_of_the_variance():
         expected -= prob * stats.beta(a + s, b + k - s).var()
     out = variance_reduction(jnp.float32(a), jnp.float32(b), rollouts=k)
     np.testing.assert_allclose(out, expected, rtol=1e-5)
+
+
+@for_each(("counts", "rollouts", "expected"), [(1.0, 1, 1 / 36), (2.0, 1, 0.01), (1.0, 8, 1 / 15)])
+def test_variance_reduction_worked_numbers(counts, rollouts, expected):
+    out = variance_reduction(jnp.float32(counts), jnp.float32(counts), rollouts=rollouts)
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
 
 
 STATE = state_of([1.0, 1.0], [1.0, 1.0])

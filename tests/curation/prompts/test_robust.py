@@ -7,11 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-import jaxrl_llm as jr
-from jaxrl_llm.curation import (
-    BinScores,
+from compiled_curation import (
     arm_scores_update,
     bin_advantage_weights,
     bin_means,
@@ -25,12 +21,17 @@ from jaxrl_llm.curation import (
     prompt_gdro,
     shadow_price,
 )
+from rows import for_each
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import BinScores
 
 RNG = np.random.default_rng(0)
 EDGES = (0.4, 0.75)
 
 
-def test_history_equals_a_deque_a_prompt():
+def test_bins():
+    # History equals a deque a prompt.
     window, size = 3, 4
     history, rings = pass_history_init(size, window), [[] for _ in range(size)]
     update = jax.jit(pass_history_update)
@@ -43,6 +44,24 @@ def test_history_equals_a_deque_a_prompt():
                 rings[prompt] = [*rings[prompt], right][-window:]
         expected = [np.mean(ring) if ring else 0 for ring in rings]
         np.testing.assert_allclose(pass_history_rate(history), expected, rtol=1e-6)
+
+    # Bins of equal rates and of extremes.
+    rates = jnp.linspace(0, 1, 11)
+    edges = tuple(i / 10 for i in range(1, 10))
+    expected = np.minimum(np.arange(11), 9)
+    np.testing.assert_array_equal(difficulty_bins(rates, edges=edges), expected)
+    expected[[0, -1]] = -1
+    np.testing.assert_array_equal(difficulty_bins(rates, edges=edges, extremes=False), expected)
+
+    # Means of bins leave out what has none.
+    values = jnp.array([[1.0, 2.0, jnp.nan], [4.0, jnp.inf, 7.0]])
+    bins = jnp.array([[0, 2, 1], [2, -1, 5]])
+    where = jnp.array([[True, True, False], [True, True, True]])
+    means, present = bin_means(values, bins, num_bins=4, where=where)
+    assert means.tolist() == [1.0, 0.0, 3.0, 0.0]
+    assert present.tolist() == [True, False, True, False]
+    shared, _ = bin_means(values, bins, num_bins=4, by_share=True, where=where)
+    np.testing.assert_allclose(shared, [3.0, 0.0, 4.5, 0.0], rtol=1e-6)
 
 
 @for_each(
@@ -59,27 +78,8 @@ def test_bins_are_left_only_well_past_the_border(rate, last, expected):
     assert int(bins) == expected
 
 
-def test_bins_of_equal_rates_and_of_extremes():
-    rates = jnp.linspace(0, 1, 11)
-    edges = tuple(i / 10 for i in range(1, 10))
-    expected = np.minimum(np.arange(11), 9)
-    np.testing.assert_array_equal(difficulty_bins(rates, edges=edges), expected)
-    expected[[0, -1]] = -1
-    np.testing.assert_array_equal(difficulty_bins(rates, edges=edges, extremes=False), expected)
-
-
-def test_means_of_bins_leave_out_what_has_none():
-    values = jnp.array([[1.0, 2.0, jnp.nan], [4.0, jnp.inf, 7.0]])
-    bins = jnp.array([[0, 2, 1], [2, -1, 5]])
-    where = jnp.array([[True, True, False], [True, True, True]])
-    means, present = bin_means(values, bins, num_bins=4, where=where)
-    assert means.tolist() == [1.0, 0.0, 3.0, 0.0]
-    assert present.tolist() == [True, False, True, False]
-    shared, _ = bin_means(values, bins, num_bins=4, by_share=True, where=where)
-    np.testing.assert_allclose(shared, [3.0, 0.0, 4.5, 0.0], rtol=1e-6)
-
-
-def test_scores_start_at_the_first_mean_and_then_follow():
+def test_scores():
+    # Scores start at the first mean and then follow.
     state = BinScores(jnp.zeros(3), jnp.zeros(3, bool))
     present = jnp.array([True, False, True])
     state = bin_scores_update(state, jnp.array([2.0, jnp.nan, 4.0]), present, rate=0.25)
@@ -87,11 +87,7 @@ def test_scores_start_at_the_first_mean_and_then_follow():
     state = bin_scores_update(state, jnp.full(3, 8.0), jnp.array([False, True, True]), rate=0.25)
     assert state.scores.tolist() == [2.0, 8.0, 5.0] and state.seen.all()
 
-
-SCORES = jnp.array([0.2, 0.6, -0.1])
-
-
-def test_weights_worked_numbers():
+    # Weights worked numbers.
     np.testing.assert_allclose(jnp.exp(SCORES), [1.221403, 1.822119, 0.904837], rtol=1e-6)
     weights = exponential_weights(SCORES, eta=1.0, explore=0.1, bound=2.0)
     np.testing.assert_allclose(weights, [0.311743, 0.448672, 0.239585], atol=1e-6)
@@ -103,19 +99,7 @@ def test_weights_worked_numbers():
     ):
         np.testing.assert_allclose(even, 1 / 3, rtol=1e-6)
 
-
-def test_weights_are_the_best_response_of_an_adversary_with_entropy():
-    eta = 0.7
-    q = np.asarray(exponential_weights(SCORES, eta=eta, explore=0.0), np.float64)
-    value = (q * SCORES).sum() - (q * np.log(q)).sum() / eta
-    np.testing.assert_allclose(
-        value, np.log(np.exp(eta * np.float64(SCORES)).sum()) / eta, rtol=1e-6
-    )
-    others = RNG.dirichlet(np.ones(3), 200)
-    assert ((others @ SCORES - (others * np.log(others)).sum(-1) / eta) <= value + 1e-6).all()
-
-
-def test_absent_bins_have_no_weight_and_are_not_read():
+    # Absent bins have no weight and are not read.
     scores, present = jnp.array([0.5, jnp.nan, 0.1]), jnp.array([True, False, True])
     weights = exponential_weights(scores, present=present, explore=0.2)
     some = exponential_weights(scores[jnp.array([0, 2])], explore=0.2)
@@ -125,8 +109,7 @@ def test_absent_bins_have_no_weight_and_are_not_read():
     huge = exponential_weights(jnp.array([1e30, -1e30]), explore=0.0)
     assert huge.tolist() == [1.0, 0.0]
 
-
-def test_standardized_scores():
+    # Standardized scores.
     seen = jnp.array([True, True, True, False])
     scores = jnp.array([1.0, 2.0, 3.0, jnp.nan])
     z = (np.arange(3) - 1) / np.std([1, 2, 3])
@@ -137,7 +120,21 @@ def test_standardized_scores():
     np.testing.assert_allclose(weights[:3], expected, rtol=1e-5)
 
 
-def test_factors_of_advantages_have_mean_one_up_to_the_cap():
+SCORES = jnp.array([0.2, 0.6, -0.1])
+
+
+def test_weights():
+    # Weights are the best response of an adversary with entropy.
+    eta = 0.7
+    q = np.asarray(exponential_weights(SCORES, eta=eta, explore=0.0), np.float64)
+    value = (q * SCORES).sum() - (q * np.log(q)).sum() / eta
+    np.testing.assert_allclose(
+        value, np.log(np.exp(eta * np.float64(SCORES)).sum()) / eta, rtol=1e-6
+    )
+    others = RNG.dirichlet(np.ones(3), 200)
+    assert ((others @ SCORES - (others * np.log(others)).sum(-1) / eta) <= value + 1e-6).all()
+
+    # Factors of advantages have mean one up to the cap.
     weights = jnp.array([0.1, 0.2, 0.7])
     bins = jnp.array([[0, 0, 1], [2, -1, 2]])
     where = jnp.array([[True, True, True], [True, True, False]])
@@ -163,7 +160,8 @@ def run_gdro(batches, **options):
     return factors, state
 
 
-def test_the_transform_is_its_parts_and_weighs_by_what_came_before():
+def test_prompt_gdro():
+    # The transform is its parts and weighs by what came before.
     batches = []
     for _ in range(4):
         ids = jnp.asarray(RNG.permutation(6)[:4])
@@ -189,9 +187,8 @@ def test_the_transform_is_its_parts_and_weighs_by_what_came_before():
     np.testing.assert_array_equal(state.bins, last)
     assert not np.allclose(factors[-1], 1.0) and np.allclose(factors[0], 1.0)
 
-
-def test_the_scores_of_bins_by_hand():
-    """Ratios of 1.5 for the first prompt: its losses are -1.28 and 1.5; the other's -1 and 1."""
+    # The scores of bins by hand. Ratios of 1.5 for the first prompt: its losses are -1.28 and
+    # 1.5; the other's -1 and 1.
     robust = prompt_gdro(num_prompts=2, edges=(0.5,), extremes=True, eta=2.0, explore=0.0)
     rewards, ids, mask = (
         jnp.array([[1.0, 0.0], [0.0, 0.0]]),
@@ -222,8 +219,7 @@ def test_the_scores_of_bins_by_hand():
     # The losses are those of the advantages without the weights.
     np.testing.assert_allclose(state.adversary.scores, [0.042592, 0.22], atol=1e-6)
 
-
-def test_eta_zero_is_plain_grpo_and_tokens_take_the_factor_of_their_sequence():
+    # Eta zero is plain grpo and tokens take the factor of their sequence.
     robust = jr.chain(jr.stateless(jr.advantages.grpo), prompt_gdro(num_prompts=3, eta=0.0))
     rewards, ids = jnp.array([[1.0, 0.0], [1.0, 1.0]]), jnp.array([2, 0])
     out, _ = robust.update(rewards, robust.init(), prompt_ids=ids, rewards=rewards)
@@ -232,8 +228,7 @@ def test_eta_zero_is_plain_grpo_and_tokens_take_the_factor_of_their_sequence():
     out, _ = tokens.update(jnp.ones((2, 2, 4)), state, prompt_ids=ids, rewards=rewards)
     assert out.shape == (2, 2, 4)
 
-
-def test_junk_in_masked_rollouts_and_strangers_change_nothing():
+    # Junk in masked rollouts and strangers change nothing.
     ids, where = jnp.array([1, 9]), jnp.array([[True, False], [True, True]])
     clean = jnp.array([[1.0, 0.0], [0.0, 1.0]])
     junk = clean.at[0, 1].set(jnp.nan)
@@ -260,13 +255,13 @@ def test_arms_are_the_best_of_all_choices(total):
     assert chosen[present].tolist() == list(best) and chosen[1] == -1
 
 
-def test_one_bin_gets_the_mean_whatever_its_scores_and_no_bin_nothing():
+def test_arms():
+    # One bin gets the mean whatever its scores and no bin nothing.
     likes = jnp.array([[-9.0, -0.1, -8.0]])
     assert choose_arms(likes, jnp.array([5]), arms=(2, 4, 8), total=10).tolist() == [0]
     assert choose_arms(likes, jnp.array([0]), arms=(2, 4, 8), total=10).tolist() == [-1]
 
-
-def test_arm_scores_and_price():
+    # Arm scores and price.
     scores = arm_scores_update(
         jnp.ones((3, 2)), jnp.array([1, -1, 0]), jnp.array([0.5, jnp.nan, 0.25]),
         arms=(2, 6), price=0.125, mean_rollouts=4.0,

@@ -7,12 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-from scipy import stats
-
-from jaxrl_llm.advantages import uncertainty_sampling_weights
-from jaxrl_llm.curation import (
-    PromptBelief,
+from compiled_curation import (
     belief_init,
     belief_update,
     beta_bernoulli_information,
@@ -28,6 +23,11 @@ from jaxrl_llm.curation import (
     vade_information_gain,
     within_band,
 )
+from rows import for_each
+from scipy import stats
+
+from jaxrl_llm.advantages import uncertainty_sampling_weights
+from jaxrl_llm.curation import PromptBelief
 
 KEY = jax.random.key(0)
 KEYS = jax.random.split(jax.random.key(1), 3000)
@@ -47,7 +47,8 @@ def test_scores_worked_numbers(score, rates, expected):
     np.testing.assert_allclose(score(jnp.array(rates)), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_best_rate_of_each_score():
+def test_scores():
+    # The best rate of each score.
     rates = jnp.linspace(0, 1, 1201)
     for score, best in (
         (learnability, 1 / 2),
@@ -56,18 +57,7 @@ def test_the_best_rate_of_each_score():
     ):
         np.testing.assert_allclose(rates[jnp.argmax(score(rates))], best, atol=1e-6)
 
-
-def test_band_comes_first_in_random_order_then_the_nearest():
-    rates = jnp.array([0.05, 0.3, 0.7, 0.9, 0.5, jnp.nan])
-    draw = jax.jit(
-        jax.vmap(lambda key: select_top(within_band(key, rates, low=0.25, high=0.75), count=6))
-    )
-    ids = np.asarray(draw(KEYS[:300]))
-    assert set(map(tuple, ids[:, :3])) == set(itertools.permutations([1, 2, 4]))
-    assert (ids[:, 3:] == [3, 0, -1]).all()
-
-
-def test_insight_is_the_weight_at_the_mean_times_the_information():
+    # Insight is the weight at the mean times the information.
     rng = np.random.default_rng(0)
     state = PromptBelief(*jnp.asarray(rng.uniform(0.5, 20, (2, 50)), jnp.float32))
     m = np.asarray(state.alpha / (state.alpha + state.beta), np.float64)
@@ -78,13 +68,35 @@ def test_insight_is_the_weight_at_the_mean_times_the_information():
     cheap = insight_scores(state, rollouts=4, sharpness=0.0, information="variance")
     np.testing.assert_allclose(cheap, (m * (1 - m)) ** 2 * 4 / ((n + 1) * (n + 4)), rtol=1e-4)
 
-
-def test_insight_leaves_what_is_well_known():
+    # Insight leaves what is well known.
     state = PromptBelief(jnp.array([400.0, 2.0]), jnp.array([400.0, 8.0]))
     assert select_top(insight_scores(state, rollouts=8), count=1).tolist() == [1]
 
+    # Permuting the prompts permutes the scores and the choice.
+    rates, order = jnp.array([0.1, 0.7, 0.4, 0.95]), jnp.array([2, 0, 3, 1])
+    for score in (learnability, vade_information_gain, nearest_target, target_logits):
+        np.testing.assert_array_equal(score(rates)[order], score(rates[order]))
+        chosen = select_top(score(rates), count=2)
+        assert order[select_top(score(rates[order]), count=2)].tolist() == chosen.tolist()
 
-def test_select_top_ranks_leaves_out_and_breaks_ties_by_position():
+    # Target logits draw in log space.
+    probs = jax.nn.softmax(target_logits(jnp.array([0.5, 0.499, 0.6])))
+    np.testing.assert_allclose(probs, [0.731059, 0.268941, 0], atol=1e-5)
+    flat = target_logits(jnp.array([0.0, 0.4, 0.9]), temperature=1e9)
+    np.testing.assert_allclose(jax.nn.softmax(flat), 1 / 3, rtol=1e-6)
+
+
+def test_selection():
+    # Band comes first in random order then the nearest.
+    rates = jnp.array([0.05, 0.3, 0.7, 0.9, 0.5, jnp.nan])
+    draw = jax.jit(
+        jax.vmap(lambda key: select_top(within_band(key, rates, low=0.25, high=0.75), count=6))
+    )
+    ids = np.asarray(draw(KEYS[:300]))
+    assert set(map(tuple, ids[:, :3])) == set(itertools.permutations([1, 2, 4]))
+    assert (ids[:, 3:] == [3, 0, -1]).all()
+
+    # Select top ranks leaves out and breaks ties by position.
     scores = jnp.array([1.0, jnp.nan, 3.0, 3.0, -jnp.inf, jnp.inf])
     assert select_top(scores, count=6).tolist() == [5, 2, 3, 0, -1, -1]
     where = jnp.array([True, True, True, False, True, False])
@@ -100,7 +112,8 @@ def draws(weights, count, **options):
     return np.asarray(jax.jit(draw)(KEYS))
 
 
-def test_draws_follow_the_weights_without_replacement():
+def test_draws():
+    # Draws follow the weights without replacement.
     weights = np.array([0.5, 0.2, 0.0, 0.3])
     pairs = {}
     for a, b in itertools.permutations([0, 1, 3], 2):
@@ -114,22 +127,27 @@ def test_draws_follow_the_weights_without_replacement():
     drawn = [tuple(pair) for pair in np.asarray(ids)]
     assert stats.chisquare([drawn.count(pair) for pair in pairs], expected).pvalue > 0.01
 
-
-def test_weights_of_zero_come_last_and_all_of_them_are_drawn_alike():
+    # Weights of zero come last and all of them are drawn alike.
     ids = draws([0.0, 1e-30, 0.0, 1e30], 4)
     assert (ids[:, :2] == [3, 1]).all()
     assert {tuple(x) for x in ids[:, 2:]} == {(0, 2), (2, 0)}
     first = draws(np.zeros(4), 1)[:, 0]
     assert stats.chisquare(np.bincount(first, minlength=4)).pvalue > 0.01
 
-
-def test_a_share_of_the_draw_ignores_the_weights():
+    # A share of the draw ignores the weights.
     weights = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     ids = draws(weights, 4, uniform=0.5)
     assert (np.sort(ids[:, :2]) == [0, 1]).all()
     rest = np.bincount(ids[:, 2:].ravel(), minlength=6)
     assert rest[:2].sum() == 0 and stats.chisquare(rest[2:]).pvalue > 0.01
     assert stats.chisquare(np.bincount(draws(weights, 1, uniform=1.0)[:, 0])).pvalue > 0.01
+
+    # Weights of spo draw as its code does.
+    weights = uncertainty_sampling_weights(jnp.array([0.0, 0.5, 0.9]))
+    np.testing.assert_allclose(weights, np.array([0.05, 0.55, 0.35]) / 0.95, rtol=1e-5)
+    first = np.bincount(draws(np.asarray(weights), 1)[:, 0], minlength=3)
+    expected = np.array([0.05, 0.55, 0.35]) / 0.95 * len(KEYS)
+    assert stats.chisquare(first, expected).pvalue > 0.01
 
 
 @for_each("uniform", [0.0, 0.5, 1.0])
@@ -140,34 +158,11 @@ def test_what_is_left_out_is_never_drawn_and_ids_end_in_minus_one(uniform):
     assert sorted(ids.tolist()) == [-1, -1, 0, 2] and ids[2:].tolist() == [-1, -1]
 
 
-def test_target_logits_draw_in_log_space():
-    probs = jax.nn.softmax(target_logits(jnp.array([0.5, 0.499, 0.6])))
-    np.testing.assert_allclose(probs, [0.731059, 0.268941, 0], atol=1e-5)
-    flat = target_logits(jnp.array([0.0, 0.4, 0.9]), temperature=1e9)
-    np.testing.assert_allclose(jax.nn.softmax(flat), 1 / 3, rtol=1e-6)
-
-
-def test_weights_of_spo_draw_as_its_code_does():
-    weights = uncertainty_sampling_weights(jnp.array([0.0, 0.5, 0.9]))
-    np.testing.assert_allclose(weights, np.array([0.05, 0.55, 0.35]) / 0.95, rtol=1e-5)
-    first = np.bincount(draws(np.asarray(weights), 1)[:, 0], minlength=3)
-    expected = np.array([0.05, 0.55, 0.35]) / 0.95 * len(KEYS)
-    assert stats.chisquare(first, expected).pvalue > 0.01
-
-
 @for_each(("prompts", "size"), [(10, 4), (7, 7), (2_000_000_000, 5), (100, 1)])
 def test_candidates_are_one_of_each_stretch(prompts, size):
     ids = np.asarray(candidate_pool(KEY, num_prompts=prompts, size=size), np.int64)
     edges = np.array([i * (prompts // size) + min(i, prompts % size) for i in range(size + 1)])
     assert ((edges[:-1] <= ids) & (ids < edges[1:])).all() and edges[-1] == prompts
-
-
-def test_permuting_the_prompts_permutes_the_scores_and_the_choice():
-    rates, order = jnp.array([0.1, 0.7, 0.4, 0.95]), jnp.array([2, 0, 3, 1])
-    for score in (learnability, vade_information_gain, nearest_target, target_logits):
-        np.testing.assert_array_equal(score(rates)[order], score(rates[order]))
-        chosen = select_top(score(rates), count=2)
-        assert order[select_top(score(rates[order]), count=2)].tolist() == chosen.tolist()
 
 
 def vade(key, belief):
@@ -182,6 +177,7 @@ def insight(key, belief):
     return insight_scores(belief, rollouts=8)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("score", "options", "low", "high"),
     [

@@ -6,10 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-from jaxrl_llm.curation import (
-    RateCalibration,
+from compiled_curation import (
     attention_rates,
     calibrate_rates,
     hashed_magnitudes,
@@ -17,13 +14,17 @@ from jaxrl_llm.curation import (
     linear_recalibration,
     nearest_solved,
 )
+from rows import for_each
+
+from jaxrl_llm.curation import RateCalibration
 
 RNG = np.random.default_rng(0)
 KEYS = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 RATES = jnp.array([0.2, 0.8, 0.5])
 
 
-def test_attention_worked_numbers():
+def test_attention():
+    # Attention worked numbers.
     query = jnp.array([1.0, 0.0])
     np.testing.assert_allclose(attention_rates(query, KEYS, RATES), 0.438999, atol=1e-6)
     for index, weight in enumerate((0.401112, 0.197776, 0.401112)):
@@ -32,6 +33,9 @@ def test_attention_worked_numbers():
     same = attention_rates(query, jnp.ones((3, 2)), RATES)
     np.testing.assert_allclose(same, RATES.mean(), rtol=1e-6)
     assert attention_rates(jnp.array([0.0, 1.0]), KEYS[:2], RATES[:2], top=1) == RATES[1]
+
+    # Attention without a reference is zero.
+    assert attention_rates(jnp.ones(2), KEYS, RATES, where=jnp.zeros(3, bool)) == 0
 
 
 @for_each("top", [None, 2])
@@ -50,11 +54,8 @@ def test_attention_equals_the_float64_reference_and_never_reads_what_is_left_out
     np.testing.assert_allclose(call(*arrays, where), expected, rtol=1e-5)
 
 
-def test_attention_without_a_reference_is_zero():
-    assert attention_rates(jnp.ones(2), KEYS, RATES, where=jnp.zeros(3, bool)) == 0
-
-
-def test_calibration_equals_the_float64_reference():
+def test_calibration():
+    # Calibration equals the float64 reference.
     params = RateCalibration(*(RNG.normal(size=s) for s in ((2, 10), 10, (10, 2), 2)))
     rates, where = np.array([0.0, 0.3, 0.99, 1.0]), np.array([True, True, True, False])
     references = np.array([0.1, 0.9, 0.4, np.nan])
@@ -70,8 +71,7 @@ def test_calibration_equals_the_float64_reference():
     )
     np.testing.assert_allclose(out, 1 / (1 + np.exp(-logits)), rtol=2e-4)
 
-
-def test_the_line_is_that_of_least_squares():
+    # The line is that of least squares.
     rates = RNG.random(9)
     ids, where = np.array([3, 1, 7, 8, -1, 40]), np.array([True, True, True, False, True, True])
     measured = RNG.random(6)
@@ -83,12 +83,26 @@ def test_the_line_is_that_of_least_squares():
     )
     np.testing.assert_allclose(out, slope * rates + intercept, rtol=1e-4)
 
-
-def test_a_line_through_one_prediction_is_level():
+    # A line through one prediction is level.
     rates, ids = jnp.array([0.1, 0.1, 0.1, 0.9]), jnp.array([0, 1, 2])
     np.testing.assert_allclose(linear_recalibration(rates, ids, RATES), RATES.mean(), rtol=1e-6)
     none = linear_recalibration(rates, ids, RATES, where=jnp.zeros(3, bool))
     np.testing.assert_array_equal(none, rates)
+
+    # The nearest by cosine.
+    corpus, queries = RNG.normal(size=(7, 3)), RNG.normal(size=(2, 4, 3))
+    where = np.arange(7) % 3 != 1
+    unit = corpus / np.linalg.norm(corpus, axis=-1, keepdims=True)
+    cosines = queries / np.linalg.norm(queries, axis=-1, keepdims=True) @ unit.T
+    cosines[..., ~where] = -2
+    order = np.argsort(-cosines, axis=-1)[..., :5]
+    ranked = np.take_along_axis(cosines, order, -1)
+    corpus[~where] = np.nan
+    call = jax.jit(lambda q, c, w: nearest_solved(q, c, count=5, where=w, threshold=0.1))
+    ids = call(jnp.asarray(queries, jnp.float32), jnp.asarray(corpus, jnp.float32), where)
+    np.testing.assert_array_equal(ids, np.where(ranked >= 0.1, order, -1))
+    few = nearest_solved(jnp.ones(2), KEYS, count=3, where=jnp.array([True, False, False]))
+    assert few.tolist() == [0, -1, -1]
 
 
 OPERATORS = {"+": 0.9, "-": 0.7, "*": 0.25, "/": 0.1}
@@ -135,22 +149,6 @@ def test_what_embeddings_without_a_model_know_of_a_prompt(embed, kind, least, mo
         rest = np.setdiff1d(np.arange(len(texts)), chosen)
         correlations.append(np.corrcoef(predicted[rest], rates[rest])[0, 1])
     assert least < np.mean(correlations) < most
-
-
-def test_the_nearest_by_cosine():
-    corpus, queries = RNG.normal(size=(7, 3)), RNG.normal(size=(2, 4, 3))
-    where = np.arange(7) % 3 != 1
-    unit = corpus / np.linalg.norm(corpus, axis=-1, keepdims=True)
-    cosines = queries / np.linalg.norm(queries, axis=-1, keepdims=True) @ unit.T
-    cosines[..., ~where] = -2
-    order = np.argsort(-cosines, axis=-1)[..., :5]
-    ranked = np.take_along_axis(cosines, order, -1)
-    corpus[~where] = np.nan
-    call = jax.jit(lambda q, c, w: nearest_solved(q, c, count=5, where=w, threshold=0.1))
-    ids = call(jnp.asarray(queries, jnp.float32), jnp.asarray(corpus, jnp.float32), where)
-    np.testing.assert_array_equal(ids, np.where(ranked >= 0.1, order, -1))
-    few = nearest_solved(jnp.ones(2), KEYS, count=3, where=jnp.array([True, False, False]))
-    assert few.tolist() == [0, -1, -1]
 
 
 CALIBRATION = RateCalibration(jnp.zeros(2), jnp.zeros(1), jnp.zeros((1, 2)), jnp.zeros(2))

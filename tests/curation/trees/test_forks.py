@@ -1,5 +1,6 @@
 """Trees: where they fork, what is given up, which edges train; against plain Python."""
 
+import compiled_curation as curation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,6 @@ from hypothesis.extra import numpy as hnp
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm import curation
 
 quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 few = st.sampled_from([0.0, 0.25, 0.5, 1.0])
@@ -119,7 +119,8 @@ def test_similarities_equal_plain_searches(a, b):
     np.testing.assert_allclose(overlap(a, b[:, :3]), shorter, rtol=1e-6)
 
 
-def test_branches_with_the_same_end_or_order_are_dropped():
+def test_likeness():
+    # Branches with the same end or order are dropped.
     tokens = jnp.array([[1, 2, 3, 4], [9, 8, 3, 4], [9, 1, 8, 3], [9, 8, 7, 6]])
     parents, birth = jnp.array([-1, 0, 0, 0]), jnp.zeros(4, int)
     options = {"ages": (4,), "eos_id": 0, "max_distance": None}
@@ -128,8 +129,7 @@ def test_branches_with_the_same_end_or_order_are_dropped():
     order = curation.lookahead_prune(tokens, parents, birth, 4, min_overlap=0.4, **options)
     assert order.tolist() == [False, True, True, False]
 
-
-def test_branches_like_their_parents_are_dropped():
+    # Branches like their parents are dropped.
     tokens = jnp.array(
         [[5, 1, 2, 3, 4], [5, 9, 2, 3, 4], [5, 9, 8, 7, 6], [5, 1, 9, 3, 4], [5, 9, 2, 0, 4]]
     )
@@ -180,50 +180,19 @@ def test_each_node_trains_once_less_what_is_pruned(options, leaves, inner):
     assert two is None or np.array_equal(two, np.stack([keep, keep]))
 
 
-def test_bad_prunings_are_named():
-    with pytest.raises(ValueError, match="keep='best' has no effect without ratio"):
-        curation.branch_tokens(VALUES, THERE, NODES, keep="best")
-    with pytest.raises(ValueError, match="stop=1 has no effect without window"):
-        curation.branch_tokens(VALUES, THERE, NODES, stop=1)
-    with pytest.raises(ValueError, match="interval needs current_version"):
-        curation.branch_tokens(VALUES, THERE, NODES, window=(1,), interval=3)
-    with pytest.raises(ValueError, match="keep has no effect with prune='depth'|no effect"):
-        jr.recipes.branch_grpo(prune="depth", keep="best")
-
-
-def test_the_share_of_tree_rollouts_falls():
+def test_places_of_splits():
+    # The share of tree rollouts falls.
     steps = jnp.array([0, 99, 100, 199, 200, 300, 5000])
     assert curation.tree_rollouts(steps, group_size=8).tolist() == [8, 8, 6, 6, 4, 2, 2]
     none = curation.tree_rollouts(steps, group_size=8, starts=(0,), shares=(0.0,))
     assert not none.any()
 
-
-# --- BranchGRPO ------------------------------------------------------------------------------
-
-
-def test_points_of_splits():
+    # Points of splits.
     assert curation.split_points(20, rounds=4) == (0, 5, 10, 15)
     assert curation.split_points(10, rounds=3) == (0, 3, 6)
     assert curation.split_points(8, points=(9, -1, 3)) == (0, 3, 7)
 
-
-def test_the_window_of_each_tree_slides_by_its_own_step():
-    steps, options = jnp.array([0, 12, 40]), {"window": (2,), "interval": 10}
-    several = [jnp.broadcast_to(x, (3, *jnp.shape(x))) for x in (VALUES, THERE, NODES)]
-    got = curation.branch_tokens(*several, steps, **options)
-    alone = [curation.branch_tokens(VALUES, THERE, NODES, step, **options) for step in steps]
-    assert got.tolist() == [each.tolist() for each in alone]
-    assert len({str(each) for each in got.tolist()}) > 1
-
-
-def test_branch_grpo_with_a_window_that_slides_reads_the_step():
-    recipe = jr.recipes.branch_grpo(prune="depth", interval=2)
-    assert "current_version" in recipe.required_fields
-    batch, _ = recipe.prepare(jr.testing.make_case().batch, recipe.init())
-    assert batch.mask.any()
-
-
-def test_the_window_slides_up_to_its_stop():
+    # The window slides up to its stop.
     depth = jnp.arange(20)
     for step, left_out in (
         (0, {15, 16, 17}),
@@ -235,6 +204,39 @@ def test_the_window_slides_up_to_its_stop():
         assert set(np.flatnonzero(~np.asarray(keep))) == left_out
     fixed = curation.depth_prune(depth, window=(2,), step=999)
     assert np.flatnonzero(~np.asarray(fixed)).tolist() == [2]
+
+    # The worked extremes of eight edges.
+    keep = width(jnp.array([3.0, 1.0, -2.0, 0.5, -1.0, 2.0, 0.0, 0.1]))
+    assert np.flatnonzero(keep).tolist() == [0, 2, 4, 5]
+
+
+# --- BranchGRPO ------------------------------------------------------------------------------
+
+
+def test_branch_grpo():
+    # The window of each tree slides by its own step.
+    steps, options = jnp.array([0, 12, 40]), {"window": (2,), "interval": 10}
+    several = [jnp.broadcast_to(x, (3, *jnp.shape(x))) for x in (VALUES, THERE, NODES)]
+    got = curation.branch_tokens(*several, steps, **options)
+    alone = [curation.branch_tokens(VALUES, THERE, NODES, step, **options) for step in steps]
+    assert got.tolist() == [each.tolist() for each in alone]
+    assert len({str(each) for each in got.tolist()}) > 1
+
+    # Branch grpo with a window that slides reads the step.
+    recipe = jr.recipes.branch_grpo(prune="depth", interval=2)
+    assert "current_version" in recipe.required_fields
+    batch, _ = jax.jit(recipe.prepare)(jr.testing.make_case().batch, recipe.init())
+    assert batch.mask.any()
+
+    # Bad prunings are named.
+    with pytest.raises(ValueError, match="keep='best' has no effect without ratio"):
+        curation.branch_tokens(VALUES, THERE, NODES, keep="best")
+    with pytest.raises(ValueError, match="stop=1 has no effect without window"):
+        curation.branch_tokens(VALUES, THERE, NODES, stop=1)
+    with pytest.raises(ValueError, match="interval needs current_version"):
+        curation.branch_tokens(VALUES, THERE, NODES, window=(1,), interval=3)
+    with pytest.raises(ValueError, match="keep has no effect with prune='depth'|no effect"):
+        jr.recipes.branch_grpo(prune="depth", keep="best")
 
 
 @quick
@@ -256,71 +258,48 @@ def test_the_best_and_the_worst_edges(advantages, where, ratio):
         assert set(np.flatnonzero(both[i])) == set(ends)
 
 
-def test_the_worked_extremes_of_eight_edges():
-    keep = width(jnp.array([3.0, 1.0, -2.0, 0.5, -1.0, 2.0, 0.0, 0.1]))
-    assert np.flatnonzero(keep).tolist() == [0, 2, 4, 5]
-
-
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: curation.branch_candidates(jnp.ones(3), candidates=4),
-            ValueError,
-            "branch_candidates: candidates must be from 1 to 3; got 4",
+BAD = {
+    ValueError: {
+        "branch_candidates: candidates must be from 1 to 3; got 4": lambda: (
+            curation.branch_candidates(jnp.ones(3), candidates=4)
         ),
-        (
-            lambda: curation.branch_capacity(jnp.ones((2, 2), bool), jnp.zeros(3, int), capacity=1),
-            ValueError,
-            r"branch_capacity: roots must have shape \(2,\)",
+        r"branch_capacity: roots must have shape \(2,\)": lambda: curation.branch_capacity(
+            jnp.ones((2, 2), bool), jnp.zeros(3, int), capacity=1
         ),
-        (
-            lambda: curation.lookahead_prune(
+        "lookahead_prune: each of ages must be from 1 to 4; got 20": lambda: (
+            curation.lookahead_prune(
                 jnp.zeros((1, 4), int), jnp.array([-1]), jnp.array([0]), 4, eos_id=0
-            ),
-            ValueError,
-            "lookahead_prune: each of ages must be from 1 to 4; got 20",
+            )
         ),
-        (
-            lambda: curation.lookahead_prune(
-                jnp.zeros((1, 4), int),
-                jnp.array([-1]),
-                jnp.array([0]),
-                4,
-                ages=(2,),
-                max_distance=None,
-                eos_id=0,
-            ),
-            ValueError,
-            "lookahead_prune: one of the three rules must be on",
+        "lookahead_prune: one of the three rules must be on": lambda: curation.lookahead_prune(
+            jnp.zeros((1, 4), int),
+            jnp.array([-1]),
+            jnp.array([0]),
+            4,
+            ages=(2,),
+            max_distance=None,
+            eos_id=0,
         ),
-        (
-            lambda: curation.suffix_match(jnp.zeros(3, int), jnp.zeros(2, int)),
-            ValueError,
-            "suffix_match: a and b must have one length of at least 1",
+        "suffix_match: a and b must have one length of at least 1": lambda: curation.suffix_match(
+            jnp.zeros(3, int), jnp.zeros(2, int)
         ),
-        (
-            lambda: curation.tree_rollouts(0, group_size=4, starts=(0, 10), shares=(1.0,)),
-            ValueError,
-            "tree_rollouts: starts must rise and match shares",
+        "tree_rollouts: starts must rise and match shares": lambda: curation.tree_rollouts(
+            0, group_size=4, starts=(0, 10), shares=(1.0,)
         ),
-        (
-            lambda: curation.split_points(4),
-            ValueError,
-            "split_points: give rounds or points; got rounds=None and points=None",
+        "split_points: give rounds or points; got rounds=None and points=None": lambda: (
+            curation.split_points(4)
         ),
-        (
-            lambda: curation.depth_prune(jnp.arange(3), window=()),
-            ValueError,
-            "depth_prune: window must name at least one depth",
+        "depth_prune: window must name at least one depth": lambda: curation.depth_prune(
+            jnp.arange(3), window=()
         ),
-        (
-            lambda: curation.width_prune(jnp.zeros(3), keep="wrst"),
-            ValueError,
-            "width_prune: keep must be one of 'best', 'extremes'",
+        "width_prune: keep must be one of 'best', 'extremes'": lambda: curation.width_prune(
+            jnp.zeros(3), keep="wrst"
         ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
     with pytest.raises(error, match=words):
         call()

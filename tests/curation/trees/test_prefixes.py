@@ -4,20 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows import for_each
-
-from jaxrl_llm.curation import (
+from compiled_curation import (
     ended_tokens,
     line_starts,
     spo_cutpoints,
     stretch_starts,
     window_tokens,
 )
+from rows import for_each
 
 ONES = np.ones(8, bool)
 
 
-def test_lines_begin_after_breaks_and_empty_ones_belong_to_the_line_before():
+def test_places():
+    # Lines begin after breaks and empty ones belong to the line before.
     cases = {
         "........": [0],
         ".n..n...": [0, 2, 5],
@@ -34,12 +34,7 @@ def test_lines_begin_after_breaks_and_empty_ones_belong_to_the_line_before():
     assert lines(breaks, jnp.arange(8) < 4, 8) == [0, 2]
     assert lines(breaks, jnp.zeros(8, bool), 8) == []
 
-
-def lines(breaks, mask, count):
-    return [x for x in line_starts(breaks, mask, count=count).tolist() if x >= 0]
-
-
-def test_stretches_and_cut_points_equal_a_loop():
+    # Stretches and cut points equal a loop.
     rng = np.random.default_rng(0)
     mask = np.arange(9) < rng.integers(0, 10, (4, 3))[..., None]
     old_logp = np.where(mask, np.log(rng.uniform(0.05, 1.0, mask.shape)), np.nan)
@@ -54,8 +49,7 @@ def test_stretches_and_cut_points_equal_a_loop():
         unlikely = np.flatnonzero(np.exp(old_logp[index]) < 0.6)
         assert cuts[index].tolist() == [*unlikely[::2].tolist(), -1, -1, -1, -1][:4]
 
-
-def test_the_tokens_of_a_window():
+    # The tokens of a window.
     versions = jnp.array([[3, 3, 4, 4], [4, 4, 4, 9], [2, 3, 3, 3]])
     mask = jnp.array([[True] * 4, [True, True, True, False], [True] * 4])
     numbers = {"unfinished": jnp.array([True, False, False]), "versions": versions}
@@ -70,6 +64,10 @@ def test_the_tokens_of_a_window():
     assert not window_tokens(mask[2:], **old).any() and not ended_tokens(mask[2:], **old).any()
     each = numbers | {"current_version": jnp.array([4, 4, 3])}
     assert window_tokens(mask, **each)[2].tolist() == [False, True, True, True]
+
+
+def lines(breaks, mask, count):
+    return [x for x in line_starts(breaks, mask, count=count).tolist() if x >= 0]
 
 
 @for_each(

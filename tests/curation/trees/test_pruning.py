@@ -1,19 +1,19 @@
 """Pruning of rollouts: calibrated scores, balanced survivors, gates and cuts by predictions."""
 
+import compiled_curation as curation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from rows import for_each
 
-from jaxrl_llm import curation
-
 JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
 survivors = jax.jit(curation.systematic_survivors, static_argnames="count")
 keys = jax.random.split(jax.random.key(0), 3000)
 
 
-def test_the_loss_of_the_head_is_cross_entropy():
+def test_scores():
+    # The loss of the head is cross entropy.
     logits, rewards = jnp.array([0.3, -2.0, 1.0]), jnp.array([1.0, 0.0, 0.0])
     p = 1 / (1 + np.exp(-np.float64(logits)))
     expected = -(np.log(p[0]) + np.log(1 - p[1])) / 2
@@ -25,8 +25,7 @@ def test_the_loss_of_the_head_is_cross_entropy():
     slope = jax.grad(curation.quality_loss)(logits, rewards)
     np.testing.assert_allclose(slope, (p - np.array([1, 0, 0])) / 3, atol=1e-6)
 
-
-def test_bins_count_outcomes_and_give_rates():
+    # Bins count outcomes and give rates.
     state = curation.score_bins_init(bins=4)
     scores = jnp.array([[0.0, 0.24, 1.0], [0.26, 0.74, jnp.nan]])
     rewards = jnp.array([[0.0, 1.0, 1.0], [1.0, 0.0, jnp.nan]])
@@ -39,8 +38,7 @@ def test_bins_count_outcomes_and_give_rates():
     faded = curation.score_bins_update(state, scores[:, :1], rewards[:, :1], decay=0.5)
     np.testing.assert_allclose(faded.count, [2.0, 1.5, 0.5, 0.5])
 
-
-def test_a_calibrated_score_finds_the_rate():
+    # A calibrated score finds the rate.
     rng = np.random.default_rng(0)
     scores = rng.random(20_000).astype(np.float32)
     right = (rng.random(20_000) < scores**2).astype(np.float32)  # overconfident scores
@@ -50,7 +48,8 @@ def test_a_calibrated_score_finds_the_rate():
     np.testing.assert_allclose(ours, middles**2, atol=0.05)
 
 
-def test_worked_survival():
+def test_survivors():
+    # Worked survival.
     rates = jnp.array([0.9, 0.9, 0.9, 0.1])
     ours = curation.survival_rates(rates)
     np.testing.assert_allclose(ours, [0.404762] * 3 + [0.785714], atol=1e-5)
@@ -65,6 +64,15 @@ def test_worked_survival():
         padded = curation.survival_rates(jnp.append(rates, junk), where=where)
         np.testing.assert_allclose(padded, [*ours, 0.0], rtol=1e-5)
 
+    # Few likely rollouts are filled up.
+    rates = jnp.array([[1.0, 1.0, 0.0, 0.0], [0.0] * 4, [1.0] * 4])
+    where = jnp.array([[True] * 4, [True] * 4, [True, True, False, False]])
+    drawn = jax.vmap(lambda k: survivors(k, rates, count=3, where=where))(keys[:50])
+    assert (drawn[:, 0, :2]).all() and (drawn[:, :2].sum(-1) == 3).all()
+    assert (drawn[:, 2] == where[2]).all()
+    one = survivors(keys[0], jnp.array([0.9, 0.9, 0.9]), count=1)
+    assert int(one.sum()) == 1
+
 
 @for_each(
     "rates",
@@ -75,16 +83,6 @@ def test_survivors_are_as_many_as_asked_and_drawn_by_their_rates(rates):
     drawn = jax.vmap(lambda k: survivors(k, rates, count=2))(keys)
     assert (drawn.sum(-1) == 2).all()
     np.testing.assert_allclose(drawn.mean(0), rates, atol=0.04)
-
-
-def test_few_likely_rollouts_are_filled_up():
-    rates = jnp.array([[1.0, 1.0, 0.0, 0.0], [0.0] * 4, [1.0] * 4])
-    where = jnp.array([[True] * 4, [True] * 4, [True, True, False, False]])
-    drawn = jax.vmap(lambda k: survivors(k, rates, count=3, where=where))(keys[:50])
-    assert (drawn[:, 0, :2]).all() and (drawn[:, :2].sum(-1) == 3).all()
-    assert (drawn[:, 2] == where[2]).all()
-    one = survivors(keys[0], jnp.array([0.9, 0.9, 0.9]), count=1)
-    assert int(one.sum()) == 1
 
 
 @for_each(
@@ -112,36 +110,26 @@ def test_rollouts_stop_at_twice_the_prediction():
     assert int(curation.length_cutoff(jnp.array([0, 0]), max_length=8)) == 1
 
 
-@for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: curation.score_bins_init(bins=0),
-            ValueError,
-            "score_bins_init: bins must be above 0; got 0",
+BAD = {
+    ValueError: {
+        "score_bins_init: bins must be above 0; got 0": lambda: curation.score_bins_init(bins=0),
+        r"survival_rates: keep must be in \(0, 1\]; got 0": lambda: curation.survival_rates(
+            jnp.zeros(3), keep=0.0
         ),
-        (
-            lambda: curation.survival_rates(jnp.zeros(3), keep=0.0),
-            ValueError,
-            r"survival_rates: keep must be in \(0, 1\]; got 0",
+        "systematic_survivors: count must be above 0; got 0": lambda: curation.systematic_survivors(
+            keys[0], jnp.zeros(3), count=0
         ),
-        (
-            lambda: curation.systematic_survivors(keys[0], jnp.zeros(3), count=0),
-            ValueError,
-            "systematic_survivors: count must be above 0; got 0",
+        "predictive_gate: max_std must not be negative": lambda: curation.predictive_gate(
+            jnp.zeros(3), max_std=-0.1
         ),
-        (
-            lambda: curation.predictive_gate(jnp.zeros(3), max_std=-0.1),
-            ValueError,
-            "predictive_gate: max_std must not be negative",
+        "quality_loss: these must have the same shape": lambda: curation.quality_loss(
+            jnp.zeros(3), jnp.zeros(2)
         ),
-        (
-            lambda: curation.quality_loss(jnp.zeros(3), jnp.zeros(2)),
-            ValueError,
-            "quality_loss: these must have the same shape",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(call, error, words):
+    },
+}
+
+
+@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
+def test_bad_input_is_one_sentence(error, words, call):
     with pytest.raises(error, match=words):
         call()
