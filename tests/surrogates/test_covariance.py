@@ -14,6 +14,7 @@ from compiled_surrogates import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import for_each
+from surrogates.programs import compiled
 
 import jaxrl_llm as jr
 
@@ -143,6 +144,7 @@ def test_clip_cov_selection():
         token_covariance(TOKENS[0], NEW, MASK)
 
 
+@compiled
 def loss_and_gradient(function, *, old=OLD, advantages=TOKENS, **options):
     if function in (clip_cov, kl_cov):
         options = {"selected": None} | options

@@ -5,6 +5,7 @@ import pytest
 from compiled_surrogates import decoupled_ppo, mix_ppg, ppo_clip, reinforce
 from rows import for_each
 from surrogate_cases import clipped, numeric_gradient, ratio
+from surrogates.programs import compiled
 
 ONE = jnp.ones(1, bool)
 SHAPE = (3, 4, 5)
@@ -29,6 +30,7 @@ def at(function, theta, prox, behavior, advantage=1.0, **options):
     return float(value), float(gradient[0])
 
 
+@compiled
 def both(function, old=OLD, behavior=BEHAVIOR, **options):
     if behavior is not None:
         options["behavior_logp"] = behavior
@@ -123,7 +125,7 @@ def test_mix_ppg():
 
 @for_each("function", BOTH)
 def test_the_sampler_is_a_constant_and_masked_cells_are_not_read(function):
-    clean = both(function)
+    clean = both(function, behavior=BEHAVIOR)
     for junk in (1e4, np.nan, -np.inf):
         dirty = np.where(MASK, BEHAVIOR, np.float32(junk))
         assert_same(both(function, behavior=dirty), clean, rtol=0)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
+from surrogates.programs import compiled
 
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
@@ -47,6 +48,9 @@ def paper64(logp, advantages, mask, *, length, lam=0.1, tau=10.0):
 def loss(logp, advantages=ADVANTAGES, mask=MASK, weights=aggregate.group_mean, **options):
     tokens = drpo_len(logp, None, advantages, mask, **(OPTIONS | options))
     return aggregate.weighted_sum(tokens, weights(jnp.asarray(mask)))
+
+
+value_and_gradient, gradient_of = compiled(jax.value_and_grad(loss)), compiled(jax.grad(loss))
 
 
 def test_worked_numbers():
@@ -91,7 +95,7 @@ def test_value_and_gradient_are_those_of_the_paper(options):
 
 def test_gradients_of_groups():
     # The coefficients of either side add up to one and no right answer is lowered.
-    gradient = np.asarray(jax.grad(loss)(LOGP)).sum(-1) * len(LOGP)
+    gradient = np.asarray(gradient_of(LOGP)).sum(-1) * len(LOGP)
     coefficients = -gradient[[0, 1]]
     sides = np.sign(ADVANTAGES)[[0, 1]] * (LENGTHS[[0, 1]] > 0)
     np.testing.assert_allclose((coefficients * (sides > 0)).sum(-1), 1.0, rtol=1e-5)
@@ -103,7 +107,7 @@ def test_gradients_of_groups():
 
     # Only the sign of the advantages counts.
     np.testing.assert_array_equal(
-        jax.grad(loss)(LOGP), jax.grad(loss)(LOGP, advantages=np.sign(ADVANTAGES))
+        gradient_of(LOGP), gradient_of(LOGP, advantages=np.sign(ADVANTAGES))
     )
     rewards = jnp.array([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     for baseline in (jr.advantages.dr_grpo, jr.advantages.grpo, jr.advantages.rloo):
@@ -163,8 +167,8 @@ def test_shares(lengths, right):
 @for_each("junk", [1e4, np.nan, np.inf, -np.inf])
 def test_masked_cells_are_never_read(junk):
     old = LOGP + 0.1
-    clean = jax.value_and_grad(loss)(LOGP)
-    dirty = jax.value_and_grad(loss)(
+    clean = value_and_gradient(LOGP, advantages=ADVANTAGES)
+    dirty = value_and_gradient(
         np.where(MASK, LOGP, np.float32(junk)),
         advantages=np.where(MASK.any(-1), ADVANTAGES, np.float32(junk)),
     )
@@ -190,7 +194,7 @@ def test_extremes():
         (MASK, np.abs(ADVANTAGES)),
         (MASK, -np.abs(ADVANTAGES)),
     ):
-        value, gradient = jax.value_and_grad(loss)(LOGP, advantages=advantages, mask=mask)
+        value, gradient = value_and_gradient(LOGP, advantages=advantages, mask=mask)
         assert value == 0.0
         assert not gradient.any()
 
@@ -330,7 +334,7 @@ def test_kl_from_old_and_its_barrier():
     value, gradient = jax.value_and_grad(ours)(LOGP)
     expected = paper64(x64, ADVANTAGES, MASK, **OPTIONS) + factor * kl
     assert float(value) == pytest.approx(expected, rel=1e-4)
-    extra = np.asarray(gradient) - np.asarray(jax.grad(loss)(LOGP))
+    extra = np.asarray(gradient) - np.asarray(gradient_of(LOGP))
     np.testing.assert_allclose(extra, -factor * MASK / MASK.sum(), rtol=1e-3, atol=1e-6)
 
     # The coefficient as a controller.

@@ -7,6 +7,7 @@ import pytest
 from compiled_surrogates import real
 from rows import for_each
 from surrogate_cases import numeric_gradient
+from surrogates.programs import compiled
 
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of
@@ -26,6 +27,9 @@ LOGP = (OLD + RNG.normal(0, 0.5, SHAPE)).astype(np.float32)
 def loss(logp, old=OLD, advantages=ADVANTAGES, mask=MASK, **options):
     tokens = real(logp, old, jnp.asarray(advantages), mask, **options)
     return aggregate.weighted_sum(tokens, aggregate.group_mean(jnp.asarray(mask)))
+
+
+value_and_gradient = compiled(jax.value_and_grad(loss))
 
 
 def paper64(logp, old, advantages, mask, tau):
@@ -55,7 +59,7 @@ def test_worked_numbers():
 
 @for_each("tau", [0.5, 2.0])
 def test_value_and_gradient_match_float64(tau):
-    value, gradient = jax.value_and_grad(lambda x: loss(x, tau=tau))(jnp.asarray(LOGP))
+    value, gradient = value_and_gradient(LOGP, tau=tau)
     x, old = LOGP.astype(np.float64), OLD.astype(np.float64)
     np.testing.assert_allclose(value, paper64(x, old, ADVANTAGES, MASK, tau), rtol=1e-6)
     expected = numeric_gradient(lambda x: paper64(x, old, ADVANTAGES, MASK, tau), x)
@@ -67,7 +71,7 @@ def test_value_and_gradient_match_float64(tau):
 def test_shares_of_responses():
     # For the old policy a kind shares its weight equally.
     for old in (LOGP, None):
-        gradient = jax.grad(lambda x, o=old: loss(x, o))(jnp.asarray(LOGP)).sum(-1) * len(LOGP)
+        gradient = value_and_gradient(LOGP, old)[1].sum(-1) * len(LOGP)
         np.testing.assert_allclose(gradient[0], [-2 / 3, -2 / 3, 2 / 2], rtol=1e-5)
 
     # The weight of a response is bounded and falls as it is learned.
@@ -82,7 +86,7 @@ def test_shares_of_responses():
 
     # An impossible response is finite.
     logp = jnp.asarray(LOGP).at[0, 0, 0].set(-jnp.inf).at[0, 2, 0].set(-jnp.inf)
-    value, gradient = jax.value_and_grad(loss)(logp)
+    value, gradient = value_and_gradient(logp)
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
@@ -93,7 +97,7 @@ def test_only_signs_of_advantages_count_and_masked_cells_are_not_read():
         dirty = [np.where(MASK, x, np.float32(junk)) for x in (LOGP, OLD)]
         sides = np.where(MASK.any(-1), ADVANTAGES, np.float32(junk))
         np.testing.assert_array_equal(loss(*dirty, sides), expected)
-        assert np.isfinite(jax.grad(lambda x: loss(x, *dirty[1:], sides))(dirty[0])).all()  # noqa: B023
+        assert np.isfinite(value_and_gradient(*dirty, sides)[1]).all()
     assert np.isnan(loss(LOGP, advantages=np.where(ADVANTAGES == 0.5, np.nan, ADVANTAGES)))
 
 

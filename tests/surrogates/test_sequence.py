@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rows import for_each
+from surrogates.programs import compiled
 
 from jaxrl_llm.aggregate import sequence_mean, weighted_sum
 
@@ -30,6 +31,7 @@ MASK = jnp.arange(5) < jnp.array([5, 3, 1, 2, 0, 4])[:, None]
 ADVANTAGES = jnp.array([1.0, -1.0, 0.5, -2.0, 3.0, 0.0])
 
 
+@compiled
 def loss_and_gradient(surrogate, logp, advantages=ADVANTAGES, old=OLD, mask=MASK, **options):
     def loss(x):
         return weighted_sum(surrogate(x, old, advantages, mask, **options), sequence_mean(mask))
