@@ -83,6 +83,7 @@ def test_the_tracker_forgets_by_the_shift_since_the_last_visit(states):
     assert len(shifts) == 3 and all(1e-4 < shift < 0.05 for shift in shifts), shifts
 
 
+@pytest.mark.slow
 def test_microbatches_change_nothing(states):
     got = played(microbatches=2)[-1].algo_state
     jax.tree.map(
@@ -92,6 +93,7 @@ def test_microbatches_change_nothing(states):
     )
 
 
+@pytest.mark.slow
 def test_a_shift_that_the_batch_brings_is_taken():
     batch = batch_of(0, [1, 4], policy_shift=jnp.array([0.0, 0.06]))
     state = init_state(PARAMS, OPTIMIZER, RECIPE, key=jax.random.key(0))

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from rows import for_each
 from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
@@ -74,7 +75,8 @@ def test_a_row_that_cannot_be_graded_is_refused_before_the_model_is_loaded(tmp_p
         checked(dataclasses.replace(config, reward=Broken()))
 
 
-def test_only_rows_that_are_graded_are_read(tmp_path):
+def test_rows_that_are_graded_are_read_and_no_others(tmp_path):
+    # Only rows that are graded are read.
     bad, good = answers("a", "b"), answers(1, 2)
     config = of(tmp_path, good)
     assert checked(config, bad())[1] == bad()  # without an evaluation
@@ -94,8 +96,7 @@ def test_only_rows_that_are_graded_are_read(tmp_path):
     with pytest.raises(ValueError, match="'a' is no number, and no row held out remains"):
         checked(evaluated, bad())
 
-
-def test_an_option_without_effect_is_refused(tmp_path):
+    # An option without effect is refused.
     with pytest.raises(
         ValueError, match="unreadable has no effect with low_bytes, which has no ch"
     ):
@@ -114,6 +115,7 @@ def test_a_slow_check_is_told(tmp_path, monkeypatch):
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_rows_left_out_are_counted_and_compared_on_resume(tmp_path):
     prompts = answers(*range(6), "?", 7, 8, "x")
     config = of(tmp_path, prompts, "drop", steps=1, checkpoint=CheckpointConfig(every=1))
@@ -184,7 +186,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["dpo", "kto", "lists"])
+@for_each("kind", ["dpo", "kto", "lists"])
 def test_long_responses_by_each_rule(tmp_path, kind):
     recipe, member = KINDS[kind]
     long = [n for n, row in enumerate(ROWS) if n + 2 > MOST]
@@ -206,6 +208,7 @@ def test_long_responses_by_each_rule(tmp_path, kind):
     assert {finish for _, finish, _ in before.values()} == {1}
 
 
+@pytest.mark.slow
 def test_a_demonstration_is_cut_in_a_run(tmp_path):
     lines = []
     one = SamplingConfig(group_size=1, max_new_tokens=MOST)
@@ -215,7 +218,7 @@ def test_a_demonstration_is_cut_in_a_run(tmp_path):
     assert np.isfinite(result.history[-1]["loss"]) and result.history[-1]["truncated"] > 0
 
 
-@pytest.mark.parametrize(("rule", "count"), [("drop", 6), ("truncate", 8)])
+@for_each("rule, count", [("drop", 6), ("truncate", 8)])
 def test_long_prompts_by_each_rule(tmp_path, rule, count):
     rows = [{"prompt": "abcdefghijklmnopqrstuvwxyz"[: 9 + n]} for n in range(8)]  # room for 14
     options = {"rows": rows, "reward": low_bytes}

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fresh import fresh
+from rows import for_each
 from test_checkpoint import assert_same, truncate
 from tiny_run import CONFIG, begun, low_bytes, tiny_run, wide_model
 from tiny_run import prompts as tiny_prompts
@@ -99,22 +101,13 @@ def test_resume_is_exact(whole_run, tmp_path):
         assert {k: row[k] for k in numbers} == {k: other[k] for k in numbers}
 
 
-def test_a_run_goes_on_from_a_checkpoint_that_was_being_replaced(tmp_path):
-    first = train(tiny_run(tmp_path, steps=1))
-    (saved,) = (tmp_path / "checkpoints").iterdir()
-    saved.rename(saved.with_suffix(".replaced"))  # where a kill left it, without another one
-    again = train(tiny_run(tmp_path, steps=1), resume=True)
-    assert_same(again.state, first.state)
-    assert list((tmp_path / "checkpoints").iterdir()) == [saved]
-    assert len(again.history) == 1
-
-
 def test_changes_are_allowed_only_to_a_run_that_goes_on(tmp_path):
     with pytest.raises(ValueError, match=r"train: allow_changed has no effect without resume\."):
         train(tiny_run(tmp_path / "run"), allow_changed=True)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_resume_drops_what_came_after_the_last_good_checkpoint(whole_run, tmp_path):
     expected, _ = whole_run
     config = tiny_run(tmp_path, checkpoint=CheckpointConfig(every=2))
@@ -128,7 +121,9 @@ def test_resume_drops_what_came_after_the_last_good_checkpoint(whole_run, tmp_pa
     assert names == ["step_00000004", "step_00000004.damaged", "step_00000006"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, number):
     expected, expected_log = whole_run
     log = []
@@ -175,45 +170,23 @@ def test_held_out_questions_are_never_trained_on(tmp_path):
     assert any("completion" in line for line in lines)
 
 
-@pytest.mark.slow
-def test_a_mesh_trains_the_same(whole_run, tmp_path):
-    expected, _ = whole_run
-    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    result = train(tiny_run(tmp_path, mesh=mesh, steps=1))
-    first = expected.history[0]
-    for name in ("reward", "loss", "entropy", "tokens"):
-        np.testing.assert_allclose(result.history[0][name], first[name], atol=1e-5)
-
-
-def test_reference_and_corrections_are_scored_before_the_step(tmp_path):
-    seen = []
-
-    def correction(old_logp, behavior_logp, mask):
-        seen.append(old_logp.shape)
-        return jax.numpy.exp(old_logp - behavior_logp), mask
-
-    recipe = jr.recipes.grpo(kl_coef=0.1).replace(correction=correction)
-    config = tiny_run(tmp_path, recipe=recipe, steps=1, microbatches=2, epochs=2)
-    result = train(config)
-    assert seen and np.isfinite(result.history[0]["loss"])
-    assert {"approx_kl", "ratio_max", "clip_fraction"} <= set(result.history[0])
-    assert result.history[0]["ratio_max"] > 1.0  # the second pass is off the proximal policy
-
-
+RELEASED = threading.Event()
 BAD_REWARDS = {
     "nan": (lambda p, c, m: float("nan"), "gave nan"),
     "none": (lambda p, c, m: None, "gave None"),
     "text": (lambda p, c, m: "1", "gave '1'"),
     "raises": (lambda p, c, m: 1 / 0, "raised ZeroDivisionError"),
-    "hangs": (lambda p, c, m: threading.Event().wait(60), "gave nothing .* within 0.2 s"),
+    "hangs": (lambda p, c, m: RELEASED.wait(60), "gave nothing .* within 0.2 s"),
 }
 
 
-@pytest.mark.parametrize("name", BAD_REWARDS)
+@for_each("name", BAD_REWARDS)
 def test_a_bad_reward_ends_the_run_and_names_the_prompt(tmp_path, name):
     reward, message = BAD_REWARDS[name]
     with pytest.raises(RewardError, match=message) as error:
-        train(tiny_run(tmp_path, reward=reward, reward_deadline=0.2))
+        train(tiny_run(tmp_path, reward=reward, reward_deadline=0.2 if name == "hangs" else 60.0))
+    if name == "hangs":
+        RELEASED.set()  # its thread ends
     assert "prompt 0 (id 'q" in str(error.value)
     assert not (tmp_path / "checkpoints").exists()
 
@@ -225,6 +198,8 @@ async def moody(prompt, completion, metadata):
     return {"one": 1.0, "absent": float("nan"), "even": float("nan" if prompt == "q00" else 2.0)}
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Reward moody failed")
 @pytest.mark.parametrize("on_error", ["drop", "zero"])
 @pytest.mark.parametrize("slots", [None, 4])  # with slots all calls of a group fail together
@@ -248,8 +223,8 @@ def test_a_call_of_the_reward_that_fails_costs_its_response_alone(tmp_path, on_e
 
 
 @pytest.mark.filterwarnings("ignore:Reward")
-@pytest.mark.parametrize(
-    ("evaluates", "on_error", "message"),
+@for_each(
+    "evaluates, on_error, message",
     [
         (False, "drop", "on all 8 responses of step 1; the first raised OSError: no .*on prompt 0"),
         (False, "zero", "on all 8 responses of step 1; the first raised OSError: no .*on prompt 0"),
@@ -323,12 +298,6 @@ def test_run_folders(tmp_path):
         train(tiny_run(tmp_path / "run", steps=1))
     with pytest.raises(ValueError, match="belongs to another model"):
         train(tiny_run(tmp_path / "run", model=wide_model), resume=True, allow_changed=True)
-    folder = tmp_path / "precision"
-    train(tiny_run(folder, model=in_precision("float32"), steps=1))
-    other = tiny_run(folder, model=in_precision("bfloat16"), steps=2)
-    with pytest.raises(ValueError, match="another model: .*dtype='float32'.*, not .*'bfloat16'"):
-        train(other, resume=True)
-    assert int(train(other, resume=True, allow_changed=True).state.step) == 2
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000001"]
     truncate(tmp_path / "run" / "checkpoints" / "step_00000001")
     for name in ("step_00000001", "step_00000001.damaged"):  # then as a later run set it aside
@@ -339,6 +308,15 @@ def test_run_folders(tmp_path):
             train(tiny_run(tmp_path / "run"), resume=True)
         checkpoints = tmp_path / "run" / "checkpoints"
         (checkpoints / name).rename(checkpoints / "step_00000001.damaged")
+
+
+@pytest.mark.slow
+def test_another_precision_of_the_model_is_told_and_may_be_accepted(tmp_path):
+    train(tiny_run(tmp_path, model=in_precision("float32"), steps=1))
+    other = tiny_run(tmp_path, model=in_precision("bfloat16"), steps=2)
+    with pytest.raises(ValueError, match="another model: .*dtype='float32'.*, not .*'bfloat16'"):
+        train(other, resume=True)
+    assert int(train(other, resume=True, allow_changed=True).state.step) == 2
 
 
 def test_resume_without_a_checkpoint_starts_from_the_first_step(whole_run, tmp_path):
@@ -391,6 +369,8 @@ def evaluated(tmp_path_factory):
 
 
 # Two held-out questions: two calls greedily and four sampled; eight calls a step.
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "step"),
     [
@@ -415,38 +395,26 @@ def test_an_evaluation_that_a_signal_ends_is_made_by_the_resumed_run(
     assert done.before == whole.before and done.after == whole.after != {}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("late", ["plot_reward", "write_report"])
-def test_a_signal_while_the_end_is_written_costs_nothing(tmp_path, monkeypatch, late, number):
+@for_each("late, number", [("plot_reward", signal.SIGINT), ("write_report", signal.SIGTERM)])
+def test_a_signal_while_the_end_is_written_costs_nothing(tmp_path, late, number):
+    folder = fresh(tmp_path)
+
     def interrupted(*arguments, **options):
         signal.raise_signal(number)
         return write(*arguments, **options)
 
     write = getattr(run_folder, late)
-    monkeypatch.setattr(run_folder, late, interrupted)
     before = signal.signal(number, lambda *_: pytest.fail("the process would have died"))
     try:
-        result = train(tiny_run(tmp_path, steps=1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_folder, late, interrupted)
+            result = train(tiny_run(folder, steps=1))
     finally:
         signal.signal(number, before)
     assert result.interrupted is None and int(result.state.step) == 1
-    assert (tmp_path / "report.html").exists()
-    last = (tmp_path / "sessions.jsonl").read_text().splitlines()[-1]
+    assert (folder / "report.html").exists()
+    last = (folder / "sessions.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["outcome"] == "done"
-
-
-def test_other_reference_weights_are_refused(tmp_path):
-    def config(scale, **changes):
-        def model():
-            model, params = tiny_model(num_layers=1)
-            return model, jax.tree.map(lambda x: x * scale, params), ByteTokenizer()
-
-        return tiny_run(tmp_path, model=model, recipe=jr.recipes.grpo(kl_coef=0.1), **changes)
-
-    train(config(1.0, steps=1))
-    with pytest.raises(ValueError, match="was made with another reference: the parameters of the"):
-        train(config(0.5, steps=2), resume=True)
-    assert int(train(config(1.0, steps=2), resume=True).state.step) == 2
 
 
 @pytest.mark.slow
@@ -484,6 +452,7 @@ def test_the_reference_may_be_another_model_such_as_a_soup(tmp_path):
         train(wide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [np.zeros(2), 0.1])
 def test_a_recipe_whose_state_begins_as_no_array_of_jax_resumes(tmp_path, first):
     def update(rewards, state, **context):
@@ -498,27 +467,18 @@ def test_a_recipe_whose_state_begins_as_no_array_of_jax_resumes(tmp_path, first)
     np.testing.assert_allclose(state.algo_state.advantage, np.asarray(first) + 3.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_reference_may_come_with_a_resumed_run(tmp_path):
     train(tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.0), steps=1))
     config = tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.1), steps=2)
     assert int(train(config, resume=True, allow_changed=True).state.step) == 2
 
 
-@pytest.mark.parametrize("every", [0, 1])
-def test_a_signal_during_an_evaluation_saves_the_current_step(tmp_path, every):
-    # Two questions, greedy and twice sampled, before the first step; then a step of eight.
-    reward = signal_at(6 + 8 + 1, signal.SIGINT)
-    checkpoint, evaluation = CheckpointConfig(every=every), EvaluationConfig(every=1)
-    result = train(tiny_run(tmp_path, reward=reward, checkpoint=checkpoint, evaluation=evaluation))
-    assert result.interrupted == signal.SIGINT and int(result.state.step) == 1
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
-
-
-@pytest.mark.parametrize(("call", "ended"), [(8 + 6, 0), (8 + 6 + 6, 1)])
+@for_each("call, ended", [(8 + 6, 0), (8 + 6 + 6, 1)])
 def test_a_signal_in_the_last_batch_of_an_evaluation(tmp_path, call, ended):
     calls = []
     reward = signal_at(call, signal.SIGINT, calls=calls)
-    config = tiny_run(tmp_path, reward=reward, evaluation=EvaluationConfig(), steps=1)
+    config = tiny_run(fresh(tmp_path), reward=reward, evaluation=EvaluationConfig(), steps=1)
     result = train(config)
     assert int(result.state.step) == ended and len(calls) == call
     # After the last one nothing is left to resume.
@@ -564,8 +524,8 @@ def test_a_second_end_of_a_run_is_not_evaluated_again(tmp_path):
     assert again.after == first.after != {} and again.before == first.before
 
 
-@pytest.mark.parametrize(
-    ("changes", "fixed", "message"),
+@for_each(
+    "changes, fixed, message",
     [
         ({"seed": 1}, "seed", "was made with seed 0, this run has 1"),
         (
@@ -586,7 +546,7 @@ def test_a_second_end_of_a_run_is_not_evaluated_again(tmp_path):
     ],
 )
 def test_another_run_is_not_resumed(whole_run, tmp_path, changes, fixed, message):
-    folder = tmp_path / "run"
+    folder = fresh(tmp_path) / "run"
     shutil.copytree(whole_run[0].run_dir, folder)
     if fixed is not None:
         with pytest.raises(ValueError, match=rf"a resumed run cannot change {fixed}\.$"):
@@ -597,18 +557,21 @@ def test_another_run_is_not_resumed(whole_run, tmp_path, changes, fixed, message
     assert (folder / "metrics.jsonl").read_text().count("\n") == 6
 
 
-@pytest.mark.parametrize("name", ["samples.jsonl", "config.py"])
-def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, name):
+@for_each("name", ["samples.jsonl", "config.py"])
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, name):
+    folder = fresh(tmp_path)
+
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    begun(tmp_path)
-    if name == "config.py":
-        monkeypatch.setattr("jaxrl_llm.train.logging.run_folder.write_whole", full)
-    else:
-        (tmp_path / name).mkdir()
-    with pytest.raises(TrainingError, match=rf"{name}' cannot be written: "):
-        train(tiny_run(tmp_path), files={"config.py": "x"})
+    begun(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "config.py":
+            patch.setattr("jaxrl_llm.train.logging.run_folder.write_whole", full)
+        else:
+            (folder / name).mkdir()
+        with pytest.raises(TrainingError, match=rf"{name}' cannot be written: "):
+            train(tiny_run(folder), files={"config.py": "x"})
 
 
 def test_a_curve_that_cannot_be_drawn_is_a_warning(tmp_path, plots):
@@ -627,12 +590,14 @@ def saved_model(folder, monkeypatch):
     return str(folder / "model")
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
     [
         MeshConfig(),
-        pytest.param(MeshConfig(data=2, fsdp=2, tensor=2), marks=pytest.mark.slow),
-        pytest.param(MeshConfig(context=2, fsdp=4), marks=pytest.mark.slow),
+        MeshConfig(data=2, fsdp=2, tensor=2),
+        MeshConfig(context=2, fsdp=4),
     ],
 )
 def test_a_run_that_scans_the_layers_learns_the_same(tmp_path, monkeypatch, mesh):
@@ -664,17 +629,19 @@ def test_a_run_that_scans_the_layers_learns_the_same(tmp_path, monkeypatch, mesh
 MESH = MeshConfig(data=2, fsdp=2, tensor=2)
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "samples", "named", "mode"),
     [
         (MeshConfig(), None, False, None),
-        pytest.param(MESH, None, False, None, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(), 5, False, None, marks=pytest.mark.slow),
+        (MESH, None, False, None),
+        (MeshConfig(), 5, False, None),
         (MeshConfig(), None, True, None),
-        pytest.param(MESH, None, True, None, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(), 5, True, None, marks=pytest.mark.slow),
-        pytest.param(MESH, None, True, "int8", marks=pytest.mark.slow),
-        pytest.param(MESH, None, True, "fp8", marks=pytest.mark.slow),
+        (MESH, None, True, None),
+        (MeshConfig(), 5, True, None),
+        (MESH, None, True, "int8"),
+        (MESH, None, True, "fp8"),
     ],
 )
 def test_programs_are_compiled_side_by_side_and_once(
@@ -725,6 +692,8 @@ def test_programs_are_compiled_side_by_side_and_once(
     assert threads["step"] == ["compile a step"]
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["dr_grpo", "eggroll"])
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_a_named_model_trains_and_resumes_as_that_of_a_function(
@@ -750,13 +719,13 @@ def test_a_named_model_trains_and_resumes_as_that_of_a_function(
 
 
 def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):
+    # Evaluation prompts that are trained on are counted.
     data = dataclasses.replace(CONFIG.data, evaluation=lambda: tiny_prompts()[7:], held_out=0.0)
-    config = tiny_run(tmp_path, data=data, evaluation=EvaluationConfig(), steps=1)
+    config = tiny_run(tmp_path, data=data, evaluation=EvaluationConfig())
     with pytest.warns(UserWarning, match="3 of the 3 evaluation prompts are also trained on"):
-        train(config)
+        load_prompts(config)
 
-
-def test_games_of_one_text_are_other_evaluation_prompts(tmp_path):
+    # Games of one text are other evaluation prompts.
     def games(*numbers, text="Play.", **columns):
         rows = (Prompt(text, metadata={"game": n, **columns}, id=f"{n}") for n in numbers)
         return lambda: PromptSet(rows)
@@ -779,8 +748,7 @@ def test_games_of_one_text_are_other_evaluation_prompts(tmp_path):
     with pytest.warns(UserWarning, match=told.format(3)):
         loaded(games(0, 1, 2), games(3, 4, 5), environment=None, reward=low_bytes)
 
-
-def test_a_limit_counts_games_also_if_a_collector_reads_their_stage(tmp_path):
+    # A limit counts games also if a collector reads their stage.
     rows = [Prompt("Play.", metadata={"game": n, "stage": 0}, id=f"{n}") for n in range(8)]
     staged = jr.recipes.grpo().replace(collector=jr.curation.staged((1,)))
     data = dataclasses.replace(CONFIG.data, prompts=lambda: PromptSet(rows), held_out=0.5)
@@ -790,6 +758,7 @@ def test_a_limit_counts_games_also_if_a_collector_reads_their_stage(tmp_path):
     assert config.reads_columns and len(load_prompts(config)[1]) == 2
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 2])
 def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
@@ -898,6 +867,7 @@ def test_a_run_ends_if_curation_in_the_step_drops_all_groups(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3] and rows[0]["reward"] == 1.0
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_a_recipe_that_masks_every_token_ends_the_run(tmp_path, minibatches):

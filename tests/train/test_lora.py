@@ -7,6 +7,7 @@ import optax
 import pytest
 from helpers import make_batch
 from jax.sharding import PartitionSpec as P
+from rows import for_each
 from test_checkpoint import assert_same
 from tiny_run import low_bytes, tiny_run
 
@@ -31,6 +32,8 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.checkpoint.serialization import values_digest
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.setup import init_experiment
+
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -71,7 +74,8 @@ def test_merged_by_hand():
     assert merged["norm"] is params["norm"] and merged["up"]["bias"] is params["up"]["bias"]
 
 
-def test_begins_as_the_model_and_moves_away_from_it(tiny):
+def test_an_adapter_is_a_change_of_the_weights(tiny):
+    # Begins as the model and moves away from it.
     model, params, policy, adapter = tiny
     plain = hidden(model, params)
     first = Adapted(params, init_lora(params, CONFIG))
@@ -79,8 +83,7 @@ def test_begins_as_the_model_and_moves_away_from_it(tiny):
     np.testing.assert_array_equal(hidden(policy, params), plain)  # the reference: no adapter
     assert np.abs(hidden(policy, Adapted(params, adapter)) - plain).max() > 0.01
 
-
-def test_merged_parameters_compute_the_same(tiny):
+    # Merged parameters compute the same.
     model, params, policy, adapter = tiny
     merged = merge_lora(Adapted(params, adapter), CONFIG)
     assert_close(hidden(model, merged), hidden(policy, Adapted(params, adapter)))
@@ -98,8 +101,8 @@ def test_what_a_layer_gets_does_not_depend_on_the_other_targets(tiny):
     np.testing.assert_allclose(np.std(a["x"]["a"]), 400**-0.5, rtol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@for_each(
+    "options, message",
     [
         (
             {"rank": 4, "targets": ("mlp", "head")},
@@ -151,7 +154,7 @@ def test_layers_that_are_numbered_have_an_adapter_that_is_merged():
         merge_lora(Adapted(params, other), config)
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
+@for_each("kind", [list, tuple])
 def test_layers_in_a_list_have_no_adapter_and_none_is_left_out(kind):
     params = two_layers(kind)
     message = f"init_lora: layers is a {kind.__name__}; parameters with an adapter must be nested"
@@ -165,7 +168,17 @@ def test_layers_in_a_list_have_no_adapter_and_none_is_left_out(kind):
         init_lora({"embed": {"embedding": jnp.ones((2, 2))}}, LoRAConfig(rank=1))
 
 
-def test_a_model_with_an_adapter_has_no_other(tiny):
+def test_the_adapter_alone_trains_and_takes_no_other(tiny):
+    # The optimizer has the adapter alone.
+    _, params, _, adapter = tiny
+    state = init_state(
+        Adapted(params, adapter), optax.adamw(1e-3), jr.recipes.rloo(), key=jax.random.key(0)
+    )
+    numbers = sum(x.size for x in jax.tree.leaves(adapter))
+    assert sum(x.size for x in jax.tree.leaves(state.opt_state)) == 2 * numbers + 1
+    assert jax.tree.structure(state.policy) == jax.tree.structure(Adapted(params, adapter))
+
+    # A model with an adapter has no other.
     model, params, policy, adapter = tiny
     with pytest.raises(ValueError, match="takes no further delta"):
         hidden(policy, Adapted(params, adapter), delta={})
@@ -173,7 +186,7 @@ def test_a_model_with_an_adapter_has_no_other(tiny):
         adapted_model(model, LoRAConfig())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
 def test_what_samples_is_what_is_trained(dtype):
     model, params = tiny_model(num_layers=1, dtype=dtype)
     policy, params = with_adapter(model, params, CONFIG)
@@ -203,6 +216,7 @@ def one_step(tiny, optimizer, *, mesh=None, recipe=None, batch=None, **options):
     return state, *step(state, place_batch(batch, mesh))
 
 
+@pytest.mark.slow
 def test_one_step_is_the_gradient_of_the_factors(tiny):
     model, params, _, adapter = tiny
     recipe, batch = jr.recipes.rloo(), make_batch()
@@ -221,16 +235,6 @@ def test_one_step_is_the_gradient_of_the_factors(tiny):
     same = jax.tree.map(lambda x, y: x is y, state.base, params)
     assert all(jax.tree.leaves(same)) and not any(x.is_deleted() for x in jax.tree.leaves(params))
     assert before.base is params and before.params["layers"]["0"]["mlp"]["up"]["a"].is_deleted()
-
-
-def test_the_optimizer_has_the_adapter_alone(tiny):
-    _, params, _, adapter = tiny
-    state = init_state(
-        Adapted(params, adapter), optax.adamw(1e-3), jr.recipes.rloo(), key=jax.random.key(0)
-    )
-    numbers = sum(x.size for x in jax.tree.leaves(adapter))
-    assert sum(x.size for x in jax.tree.leaves(state.opt_state)) == 2 * numbers + 1
-    assert jax.tree.structure(state.policy) == jax.tree.structure(Adapted(params, adapter))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from helpers import make_batch
 from jax.extend.core import Literal
 from on_meshes import mesh_of
+from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -122,6 +123,7 @@ def compiled_bytes(config, batch, *, expert=1):
     return program.memory_analysis().temp_size_in_bytes, estimate
 
 
+@pytest.mark.slow
 def test_activations_are_those_of_a_compiled_step():
     found, estimate = compiled_bytes(tiny_config(**SMALL), BatchShape(4, 4, 64, 64))
     np.testing.assert_allclose(estimate, found, rtol=0.2)  # copies for attention weigh more here
@@ -142,6 +144,7 @@ def test_memory_of_long_inputs_is_not_planned_as_their_square():
     assert 4 * config.num_heads * (2048**2 + 2 * 1024 * 3072) > 2 * found / config.num_layers
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("expert", [1, 2])
 def test_activations_of_experts_are_those_of_a_compiled_step(expert):
@@ -150,6 +153,7 @@ def test_activations_of_experts_are_those_of_a_compiled_step(expert):
     np.testing.assert_allclose(estimate, found, rtol=0.2)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("experts", [{}, EXPERTS])
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_what_is_kept_is_what_a_trace_keeps(remat, experts):
@@ -185,6 +189,7 @@ def test_activations_by_hand():
 
 
 def test_bytes_of_a_mesh_are_those_of_its_shards():
+    # Bytes of a mesh are those of its shards.
     axes = {"data": 2, "fsdp": 2, "tensor": 2}
     mesh, params = make_mesh(**axes), tiny_model()[1]
     params = shard(params, param_shardings(params, mesh))
@@ -194,6 +199,17 @@ def test_bytes_of_a_mesh_are_those_of_its_shards():
         held = [x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree)]
         assert tree_bytes(tree, axes, spec=spec) == sum(held)
         assert tree_bytes(tree) == sum(x.nbytes for x in jax.tree.leaves(tree))
+
+    # States of linear attention are split by their heads.
+    sizes = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=4, value_dim=8)
+    kinds = {"layers": (LayerKind(linear=True),), "linear_attention": sizes}
+    config = tiny_config(num_layers=1, num_kv_heads=1, **kinds)
+    mesh = make_mesh(tensor=4, devices=jax.devices()[:4])
+    states = jax.tree.leaves(jax.eval_shape(lambda: empty_state(sizes, (6,), config.dtype)))
+    held = [math.prod(kv_sharding(x.shape, mesh).shard_shape(x.shape)) for x in states]
+    assert sum(held) < sum(x.size for x in states)
+    shape = {"prompts": 2, "prompt_length": 8, "slots": 4, "length": 8, "recorded": 0}
+    assert cache_bytes(config, **shape, split=4) == 4 * sum(held)
 
 
 def test_a_first_moment_in_half_the_memory():
@@ -215,8 +231,8 @@ def test_a_first_moment_in_half_the_memory():
         OptimizerConfig(moment_dtype="int8")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "filters"),
+@for_each(
+    "dtype, filters",
     [("float32", {}), ("bfloat16", {}), ("float32", {"top_p": 0.9}), ("float32", {"top_k": 40})],
 )
 def test_a_cache_is_that_of_the_engine(dtype, filters):
@@ -230,32 +246,27 @@ def test_a_cache_is_that_of_the_engine(dtype, filters):
     np.testing.assert_allclose(found, 2 * engine.row_bytes, rtol=0.05)
 
 
-def test_states_of_linear_attention_are_split_by_their_heads():
-    sizes = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=4, value_dim=8)
-    kinds = {"layers": (LayerKind(linear=True),), "linear_attention": sizes}
-    config = tiny_config(num_layers=1, num_kv_heads=1, **kinds)
-    mesh = make_mesh(tensor=4, devices=jax.devices()[:4])
-    states = jax.tree.leaves(jax.eval_shape(lambda: empty_state(sizes, (6,), config.dtype)))
-    held = [math.prod(kv_sharding(x.shape, mesh).shard_shape(x.shape)) for x in states]
-    assert sum(held) < sum(x.size for x in states)
-    shape = {"prompts": 2, "prompt_length": 8, "slots": 4, "length": 8, "recorded": 0}
-    assert cache_bytes(config, **shape, split=4) == 4 * sum(held)
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return tiny_run(tmp_path_factory.mktemp("plan"), remat="none")
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory):
+def inputs(config):
+    return load_inputs(config)
+
+
+@pytest.fixture
+def plan(config, inputs):
     """The plan of a tiny run with some changes, as of an accelerator."""
-    config = tiny_run(tmp_path_factory.mktemp("plan"), remat="none")
-    inputs = load_inputs(config)
 
     def plan(**changes):
         return make_plan(dataclasses.replace(config, **changes), inputs, accelerator=True)
 
-    return config, inputs, plan
+    return plan
 
 
-def test_a_plan_reads_no_weights(plans):
-    config, inputs, _ = plans
+def test_a_plan_reads_no_weights(config, inputs):
     gc.collect()  # of other tests' arrays, some may still wait for this
     live = len(jax.live_arrays())
     found = load_inputs(config)
@@ -265,28 +276,17 @@ def test_a_plan_reads_no_weights(plans):
     assert len(jax.live_arrays()) == live
 
 
-def test_a_plan_of_a_named_model_takes_its_configuration_alone(plans, tmp_path, monkeypatch):
-    shutil.copy(ROOT / "golden" / "logits" / "llama" / "config.json", tmp_path)
-    monkeypatch.setattr(jr.data, "load_tokenizer", lambda path: path, raising=False)
-    config = dataclasses.replace(plans[0], model=str(tmp_path), dtype="bfloat16")
-    model, params, tokenizer = memory_plan.abstract_model(config)
-    assert tokenizer == tmp_path and model.config.dtype == "bfloat16"
-    assert params["norm"]["scale"].shape == (model.config.width,)
-
-
-def test_a_function_that_looks_at_values_is_called(plans):
+def test_where_the_model_of_a_plan_comes_from(config, inputs, tmp_path, monkeypatch):
+    # A function that looks at values is called.
     def model():
         model, params, tokenizer = config.model()
         assert float(params["norm"]["scale"].sum()) == 32
         return model, params, tokenizer
 
-    config, inputs, _ = plans
     found = load_inputs(dataclasses.replace(config, model=model))
     assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, inputs.params)
 
-
-def test_a_plan_of_a_run_that_goes_on_from_the_weights_of_another(plans, tmp_path):
-    config, inputs, _ = plans
+    # A plan of a run that goes on from the weights of another.
     model, params, tokenizer = config.model()
     state = init_state(params, optax.sgd(0.1), jr.recipes.grpo(), key=jax.random.key(0))
     jr.train.save(tmp_path, state, model=model)
@@ -298,9 +298,23 @@ def test_a_plan_of_a_run_that_goes_on_from_the_weights_of_another(plans, tmp_pat
     found = load_inputs(dataclasses.replace(config, model=trained))
     assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, inputs.params)
 
+    # A flow model is not planned.
+    flow = dataclasses.replace(
+        config, model=lambda: (*tiny_flow_model(), ByteTokenizer()), recipe="flow_grpo"
+    )
+    with pytest.raises(ValueError, match="of a flow model cannot be planned; leave out --plan"):
+        load_inputs(flow)
 
-def test_what_a_plan_counts(plans):
-    _, inputs, plan = plans
+    # A plan of a named model takes its configuration alone.
+    shutil.copy(ROOT / "golden" / "logits" / "llama" / "config.json", tmp_path)
+    monkeypatch.setattr(jr.data, "load_tokenizer", lambda path: path, raising=False)
+    config = dataclasses.replace(config, model=str(tmp_path), dtype="bfloat16")
+    model, params, tokenizer = memory_plan.abstract_model(config)
+    assert tokenizer == tmp_path and model.config.dtype == "bfloat16"
+    assert params["norm"]["scale"].shape == (model.config.width,)
+
+
+def test_what_a_plan_counts(config, inputs, plan):
     numbers = jr.core.trees.size(inputs.params)
     whole = plan()
     assert whole.state == {"weights": 4 * numbers, "optimizer": 8 * numbers + 4}
@@ -311,7 +325,7 @@ def test_what_a_plan_counts(plans):
     parts = plan(microbatches=2)
     assert parts.step["gradients"] == 8 * numbers
     assert parts.step["activations"] == whole.step["activations"] / 2
-    config, sampling = plans[0], plans[0].sampling
+    config, sampling = config, config.sampling
     group = inputs.longest_prompt + sampling.group_size * sampling.max_new_tokens
     half = config.prompts_per_step * group // 2
     assert plan(tokens_per_microbatch=half).step == parts.step
@@ -343,8 +357,7 @@ def test_what_a_plan_counts(plans):
     assert later.sampling["weights of the sampler"] == 12 * numbers
 
 
-def test_a_backward_pass_has_a_part_of_a_minibatch(plans):
-    config, inputs, plan = plans
+def test_a_backward_pass_has_a_part_of_a_minibatch(config, inputs, plan):
     numbers = jr.core.trees.size(inputs.params)
 
     def dapo(microbatches, **changes):
@@ -368,8 +381,7 @@ def test_a_backward_pass_has_a_part_of_a_minibatch(plans):
     assert halves == dapo(32)
 
 
-def test_a_plan_counts_the_model_of_the_reward(plans, tmp_path):
-    config, _, plan = plans
+def test_a_plan_counts_the_model_of_the_reward(config, plan, tmp_path):
     model, params = jr.testing.tiny_model(num_layers=1)
     _, scorer = jr.models.with_head(model, params, key=jax.random.key(0))
     jr.models.save_safetensors(scorer, tmp_path / "rm", config=model.config, head="response")
@@ -386,8 +398,8 @@ def test_a_plan_counts_the_model_of_the_reward(plans, tmp_path):
     assert sum(judged.sampling.values()) > sum(plain.sampling.values())
 
 
-def test_an_adapter_takes_little(plans):
-    config, inputs, plan = plans
+def test_what_trains_and_what_stays_beside_an_adapter(config, inputs, plan):
+    # An adapter takes little.
     small = plan(lora=LoRAConfig(rank=4), recipe="grpo")
     numbers = 2048
     assert small.step["gradients"] == 4 * numbers
@@ -403,9 +415,19 @@ def test_an_adapter_takes_little(plans):
     half = make_plan(dataclasses.replace(config, **given), in_dtype(inputs, dtype="bfloat16"))
     assert half.state["weights"] < 4 * numbers == half.state["reference"]
 
+    # A critic beside an adapter has gradients.
+    given = {"recipe": "ppo_max", "critic": OptimizerConfig(), "lora": LoRAConfig(rank=4)}
+    numbers, matrices = jr.core.trees.size(inputs.params), matrix_numbers(inputs)
+    found = plan(**given)
+    assert found.step["gradients"] == 4 * 2048
+    assert found.step["gradients of the critic"] == 4 * numbers
+    half = make_plan(
+        dataclasses.replace(config, **given), in_dtype(inputs, dtype="bfloat16"), accelerator=True
+    )
+    assert half.step["weights as multiplied"] == 2 * matrices
 
-def test_evolution_keeps_no_activations_but_its_members(plans):
-    _, inputs, plan = plans
+
+def test_evolution_keeps_no_activations_but_its_members(inputs, plan):
     sgd = OptimizerConfig(name="sgd", b1=0.0, max_grad_norm=None)
     given = {"recipe": "eggroll", "optimizer": sgd, "remat": "full"}
     adam = {"recipe": "eggroll", "remat": "full", "prompts_per_step": 4}
@@ -434,8 +456,7 @@ def matrix_numbers(inputs, *, linear=False):
     )
 
 
-def test_the_support_of_tokens_is_counted(plans):
-    config, _, plan = plans
+def test_the_support_of_tokens_is_counted(config, plan):
     whole, tokens = plan(), 4 * 2 * 4
 
     def truncated(microbatches=1, **filters):
@@ -474,8 +495,8 @@ def test_a_support_in_a_compiled_step():
     assert 0.7 * more < 3.5 * bits.nbytes < 1.3 * more
 
 
-def test_weights_of_another_dtype_while_they_load(plans):
-    config, inputs, plan = plans
+def test_other_copies_of_the_weights_are_counted(config, inputs, plan):
+    # Weights of another dtype while they load.
     assert plan(lora=LoRAConfig(rank=4)).loading == {}
     adapted = dataclasses.replace(config, lora=LoRAConfig(rank=4))
     half = make_plan(adapted, in_dtype(inputs, dtype="bfloat16"), accelerator=True)
@@ -486,9 +507,41 @@ def test_weights_of_another_dtype_while_they_load(plans):
     named = dataclasses.replace(adapted, model="owner/name", dtype="bfloat16")  # loaded as kept
     assert make_plan(named, in_dtype(inputs, dtype="bfloat16"), accelerator=True).loading == {}
 
+    # A scan copies the weights of the layers.
+    model, params = jr.testing.tiny_model()
+    two = inputs._replace(model=model, params=params)
+    found = make_plan(config, in_dtype(two, scan_layers=True), accelerator=True)
+    layers = 4 * jr.core.trees.size(params["layers"])
+    plain = make_plan(config, two, accelerator=True)
+    assert found.step == plain.step | {"weights stacked": layers}
 
-def test_devices_that_only_sample(plans):
-    config, inputs, plan = plans
+    # Weights that are rounded for the sampler.
+    linear = matrix_numbers(inputs, linear=True)
+    for lora in (LoRAConfig(), LoRAConfig(rank=4)):
+        changed = dataclasses.replace(config, lora=lora)
+        found = make_plan(changed, in_dtype(inputs, quantization="int8"), accelerator=True)
+        assert found.sampling["weights as multiplied"] == linear
+    half = make_plan(config, in_dtype(inputs, dtype="bfloat16"), accelerator=True)
+    assert half.sampling["weights as multiplied"] == 2 * matrix_numbers(inputs)
+
+    # A sampler in 8 bits alone has a copy of its weights: while it samples; ahead of a step it has
+    # no other weights, of which two exist at a time.
+    linear = matrix_numbers(inputs, linear=True)
+    sampling = dataclasses.replace(config.sampling, quantization="int8")
+    config = dataclasses.replace(config, recipe="dr_grpo", sampling=sampling)
+    assert make_plan(config, inputs).sampling["weights as multiplied"] == linear
+    ahead = dataclasses.replace(config, asynchrony=AsyncConfig(max_staleness=1))
+    found, numbers = make_plan(ahead, inputs), sum(x.size for x in jax.tree.leaves(inputs.params))
+    assert "weights as multiplied" not in found.sampling
+    others = 4 * (numbers - linear) + linear
+    scales = found.sampling["weights of the sampler"] // 2 - others
+    assert 0 < scales < 0.2 * linear
+    adapted = make_plan(dataclasses.replace(ahead, lora=LoRAConfig(rank=4)), inputs)
+    assert adapted.sampling["weights of the sampler"] > others + scales
+
+
+def test_devices_that_sample_and_evaluate(config, inputs, plan):
+    # Devices that only sample.
     numbers = jr.core.trees.size(inputs.params)
     whole = plan()
 
@@ -513,175 +566,7 @@ def test_devices_that_only_sample(plans):
     large = found._replace(sampler={"weights": 10 * found.peak})
     assert large.most == 10 * found.peak
 
-
-def test_a_critic_beside_an_adapter_has_gradients(plans):
-    config, inputs, plan = plans
-    given = {"recipe": "ppo_max", "critic": OptimizerConfig(), "lora": LoRAConfig(rank=4)}
-    numbers, matrices = jr.core.trees.size(inputs.params), matrix_numbers(inputs)
-    found = plan(**given)
-    assert found.step["gradients"] == 4 * 2048
-    assert found.step["gradients of the critic"] == 4 * numbers
-    half = make_plan(
-        dataclasses.replace(config, **given), in_dtype(inputs, dtype="bfloat16"), accelerator=True
-    )
-    assert half.step["weights as multiplied"] == 2 * matrices
-
-
-def test_a_scan_copies_the_weights_of_the_layers(plans):
-    config, inputs, _ = plans
-    model, params = jr.testing.tiny_model()
-    two = inputs._replace(model=model, params=params)
-    found = make_plan(config, in_dtype(two, scan_layers=True), accelerator=True)
-    layers = 4 * jr.core.trees.size(params["layers"])
-    plain = make_plan(config, two, accelerator=True)
-    assert found.step == plain.step | {"weights stacked": layers}
-
-
-def test_weights_that_are_rounded_for_the_sampler(plans):
-    config, inputs, _ = plans
-    linear = matrix_numbers(inputs, linear=True)
-    for lora in (LoRAConfig(), LoRAConfig(rank=4)):
-        changed = dataclasses.replace(config, lora=lora)
-        found = make_plan(changed, in_dtype(inputs, quantization="int8"), accelerator=True)
-        assert found.sampling["weights as multiplied"] == linear
-    half = make_plan(config, in_dtype(inputs, dtype="bfloat16"), accelerator=True)
-    assert half.sampling["weights as multiplied"] == 2 * matrix_numbers(inputs)
-
-
-def test_a_sampler_in_8_bits_alone_has_a_copy_of_its_weights(plans):
-    """While it samples; ahead of a step it has no other weights, of which two exist at a time."""
-    config, inputs, _ = plans
-    linear = matrix_numbers(inputs, linear=True)
-    sampling = dataclasses.replace(config.sampling, quantization="int8")
-    config = dataclasses.replace(config, recipe="dr_grpo", sampling=sampling)
-    assert make_plan(config, inputs).sampling["weights as multiplied"] == linear
-    ahead = dataclasses.replace(config, asynchrony=AsyncConfig(max_staleness=1))
-    found, numbers = make_plan(ahead, inputs), sum(x.size for x in jax.tree.leaves(inputs.params))
-    assert "weights as multiplied" not in found.sampling
-    others = 4 * (numbers - linear) + linear
-    scales = found.sampling["weights of the sampler"] // 2 - others
-    assert 0 < scales < 0.2 * linear
-    adapted = make_plan(dataclasses.replace(ahead, lora=LoRAConfig(rank=4)), inputs)
-    assert adapted.sampling["weights of the sampler"] > others + scales
-
-
-def test_statistics_have_larger_chunks_of_logits(plans):
-    config, inputs, plan = plans
-    vocab_size, sampling = inputs.model.config.vocab_size, config.sampling
-    whole = config.prompts_per_step * sampling.group_size * sampling.max_new_tokens
-    assert plan().step["logits"] == 3 * 4 * min(64, whole) * vocab_size
-    # Of few tokens all logits are there at once.
-    assert plan(recipe="otr").step["logits"] == 3 * 4 * min(256, whole) * vocab_size
-    assert logits_bytes(51_200, 4096, 16) == 3 * 4 * 64 * 51_200
-    assert logits_bytes(51_200, 4096, 16, statistics=True) == 3 * 4 * 256 * 51_200
-
-
-def test_blocks_of_logits_grow_with_the_hidden_states():
-    # 64 tokens' worth would be 128 words for so many tokens: of 4,096 numbers each.
-    tokens, width = 131_072, 4096
-    assert logits_bytes(2**18, tokens, width) == 3 * 4 * tokens * 2 * width
-    assert logits_bytes(2**18, tokens, width, statistics=True) == 3 * 4 * tokens * 2 * width
-    mesh = {"data": 1, "fsdp": 16, "tensor": 4}
-    # A vocabulary that devices do not divide is whole on each.
-    assert logits_bytes(2**18 + 1, tokens, width, mesh=mesh) > 3 * 4 * tokens / 16 * width
-    assert logits_bytes(2**18, tokens, width, mesh=mesh) == 3 * 4 * tokens * 2 * width / 64
-
-
-def test_responses_of_a_denoiser_have_a_prompt_each(plans):
-    config, _, causal = plans
-
-    def model():
-        model, params, tokenizer = config.model()
-        shape = dataclasses.replace(model.config, causal=False, mask_id=model.config.vocab_size - 1)
-        return make_model(shape), params, tokenizer
-
-    own = dataclasses.replace(config, model=model, recipe="espo")
-    inputs = load_inputs(own)
-    plan = make_plan(own, inputs, accelerator=True)
-    assert plan.step["activations"] > causal().step["activations"]
-    sampling = own.sampling  # of a tiny vocabulary the logits of all cells are there at one time
-    cells = own.prompts_per_step * sampling.group_size * sampling.max_new_tokens
-    assert plan.sampling["logits of the sampler"] >= 4 * 4 * cells * inputs.model.config.vocab_size
-    # A model with blocks scores each of them twice.
-    shape = dataclasses.replace(inputs.model.config, block_length=4)
-    twice = make_plan(own, inputs._replace(model=make_model(shape)), accelerator=True)
-    assert twice.step["activations"] > 1.4 * plan.step["activations"]
-    # It has no slots, and its sampler no filters.
-    causal, own = (
-        {text.split()[0] for text, _ in memory_plan.suggestions(lay_out(config), causal=x)}
-        for x in (True, False)
-    )
-    assert causal - own == {"--sampling.slots", "--sampling.top-k"}
-    with pytest.raises(memory_plan.OutOfMemory) as error:
-        memory_plan.plan_text(dataclasses.replace(config, model=model, recipe="espo"), memory=2**12)
-    assert "--sampling.slots" not in str(error.value)
-
-
-def test_a_model_of_which_little_is_known(plans):
-    config, inputs, _ = plans
-    names = ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim", "dtype")
-    shape = SimpleNamespace(**{name: getattr(inputs.model.config, name) for name in names})
-
-    def model():
-        model, params, tokenizer = config.model()
-        return model._replace(config=shape), {"all": [params["layers"], params]}, tokenizer
-
-    own = dataclasses.replace(config, model=model)
-    found = make_plan(own, load_inputs(own), accelerator=True)
-    assert "activations" not in found.step
-    assert found.unknown == ("width", "num_heads", "mlp_width")
-    text = memory_plan.plan_text(own, memory=1e9)
-    assert text.endswith("What is counted fits.")
-    assert "not counted: the model's configuration has no width, num_heads, mlp_width." in text
-    spread = dataclasses.replace(own, mesh=MeshConfig(fsdp=2))
-    assert make_plan(spread, load_inputs(own)).step["weights gathered"] > 0
-    with pytest.raises(memory_plan.OutOfMemory, match="--optimizer.moment-dtype") as error:
-        memory_plan.plan_text(own, memory=1e5)
-    assert "--lora.rank" not in str(error.value)  # it has no linear layer by that name
-
-
-def test_slots_and_the_evaluation_decide_the_cache(plans):
-    config, inputs, plan = plans
-    one = cache_bytes(inputs.model.config, prompts=1, prompt_length=16, slots=1, length=4)
-    whole = plan().sampling["cache of the sampler"]
-    # Slots have no padding.
-    bare = cache_bytes(inputs.model.config, prompts=1, prompt_length=3, slots=1, length=4)
-    slots = dataclasses.replace(config.sampling, slots=2)
-    assert plan(sampling=slots).sampling["cache of the sampler"] == 2 * bare < whole
-    several = inputs._replace(num_held_out=100)
-    evaluated = dataclasses.replace(config, evaluation=EvaluationConfig())
-    greedy = make_plan(evaluated, several).sampling["cache of the sampler"]
-    assert greedy == 8 * one > whole  # as many prompts as a batch has rows
-    # Five questions are three rows of each of two devices.
-    spread = dataclasses.replace(evaluated, mesh=MeshConfig(fsdp=2))
-    few = make_plan(spread, inputs._replace(num_held_out=5)).sampling["cache of the sampler"]
-    assert few == 3 * one
-
-
-def test_episodes_take_the_rows_of_the_engine_that_plays_them(plans):
-    config, inputs, plan = plans
-    sampling = dataclasses.replace(config.sampling, max_new_tokens=64)
-    changes = {"sampling": sampling, "environment": jr.environments.NumberGuess(), "reward": None}
-    for evaluation in (EvaluationConfig(), EvaluationConfig(enabled=False)):
-        found = plan(evaluation=evaluation, **changes).sampling["cache of the sampler"]
-        count = config.prompts_per_step * sampling.group_size
-        # Prompts of 3 tokens are short beside responses of 64, so each slot has a row.
-        shape = {"prompts": count, "prompt_length": 3, "slots": count, "length": 64}
-        assert found == cache_bytes(inputs.model.config, **shape)
-
-
-def test_the_grid_of_slots_is_that_of_the_run(plans):
-    config, inputs, _ = plans
-    sampling = dataclasses.replace(config.sampling, max_new_tokens=300, slots=8)
-    # With 129 tokens a row has one slot; with their padding to 192 it would have two.
-    longer = inputs._replace(longest_prompt=192, slot_prompt=129)
-    found = make_plan(dataclasses.replace(config, sampling=sampling), longer)
-    shape = {"prompts": 8, "prompt_length": 129, "slots": 8, "length": 300}
-    assert found.sampling["cache of the sampler"] == cache_bytes(inputs.model.config, **shape)
-
-
-def test_episodes_are_evaluated_beside_those_of_the_next_batch(plans):
-    config, inputs, plan = plans
+    # Episodes are evaluated beside those of the next batch.
     numbers = jr.core.trees.size(inputs.params)
     changes = {"environment": jr.environments.NumberGuess(), "reward": None}
 
@@ -711,6 +596,115 @@ def test_episodes_are_evaluated_beside_those_of_the_next_batch(plans):
     assert adapted["weights of the evaluation"] == 4 * numbers
 
 
+def test_logits_are_there_in_chunks(config, inputs, plan):
+    # Statistics have larger chunks of logits.
+    vocab_size, sampling = inputs.model.config.vocab_size, config.sampling
+    whole = config.prompts_per_step * sampling.group_size * sampling.max_new_tokens
+    assert plan().step["logits"] == 3 * 4 * min(64, whole) * vocab_size
+    # Of few tokens all logits are there at once.
+    assert plan(recipe="otr").step["logits"] == 3 * 4 * min(256, whole) * vocab_size
+    assert logits_bytes(51_200, 4096, 16) == 3 * 4 * 64 * 51_200
+    assert logits_bytes(51_200, 4096, 16, statistics=True) == 3 * 4 * 256 * 51_200
+
+    # Blocks of logits grow with the hidden states.
+    # 64 tokens' worth would be 128 words for so many tokens: of 4,096 numbers each.
+    tokens, width = 131_072, 4096
+    assert logits_bytes(2**18, tokens, width) == 3 * 4 * tokens * 2 * width
+    assert logits_bytes(2**18, tokens, width, statistics=True) == 3 * 4 * tokens * 2 * width
+    mesh = {"data": 1, "fsdp": 16, "tensor": 4}
+    # A vocabulary that devices do not divide is whole on each.
+    assert logits_bytes(2**18 + 1, tokens, width, mesh=mesh) > 3 * 4 * tokens / 16 * width
+    assert logits_bytes(2**18, tokens, width, mesh=mesh) == 3 * 4 * tokens * 2 * width / 64
+
+
+def test_responses_of_a_denoiser_have_a_prompt_each(config, plan):
+    causal = plan().step["activations"]
+
+    def model():
+        model, params, tokenizer = config.model()
+        shape = dataclasses.replace(model.config, causal=False, mask_id=model.config.vocab_size - 1)
+        return make_model(shape), params, tokenizer
+
+    own = dataclasses.replace(config, model=model, recipe="espo")
+    inputs = load_inputs(own)
+    plan = make_plan(own, inputs, accelerator=True)
+    assert plan.step["activations"] > causal
+    sampling = own.sampling  # of a tiny vocabulary the logits of all cells are there at one time
+    cells = own.prompts_per_step * sampling.group_size * sampling.max_new_tokens
+    assert plan.sampling["logits of the sampler"] >= 4 * 4 * cells * inputs.model.config.vocab_size
+    # A model with blocks scores each of them twice.
+    shape = dataclasses.replace(inputs.model.config, block_length=4)
+    twice = make_plan(own, inputs._replace(model=make_model(shape)), accelerator=True)
+    assert twice.step["activations"] > 1.4 * plan.step["activations"]
+    # It has no slots, and its sampler no filters.
+    causal, own = (
+        {text.split()[0] for text, _ in memory_plan.suggestions(lay_out(config), causal=x)}
+        for x in (True, False)
+    )
+    assert causal - own == {"--sampling.slots", "--sampling.top-k"}
+    with pytest.raises(memory_plan.OutOfMemory) as error:
+        memory_plan.plan_text(dataclasses.replace(config, model=model, recipe="espo"), memory=2**12)
+    assert "--sampling.slots" not in str(error.value)
+
+
+def test_a_model_of_which_little_is_known(config, inputs):
+    names = ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim", "dtype")
+    shape = SimpleNamespace(**{name: getattr(inputs.model.config, name) for name in names})
+
+    def model():
+        model, params, tokenizer = config.model()
+        return model._replace(config=shape), {"all": [params["layers"], params]}, tokenizer
+
+    own = dataclasses.replace(config, model=model)
+    found = make_plan(own, load_inputs(own), accelerator=True)
+    assert "activations" not in found.step
+    assert found.unknown == ("width", "num_heads", "mlp_width")
+    text = memory_plan.plan_text(own, memory=1e9)
+    assert text.endswith("What is counted fits.")
+    assert "not counted: the model's configuration has no width, num_heads, mlp_width." in text
+    spread = dataclasses.replace(own, mesh=MeshConfig(fsdp=2))
+    assert make_plan(spread, load_inputs(own)).step["weights gathered"] > 0
+    with pytest.raises(memory_plan.OutOfMemory, match="--optimizer.moment-dtype") as error:
+        memory_plan.plan_text(own, memory=1e5)
+    assert "--lora.rank" not in str(error.value)  # it has no linear layer by that name
+
+
+def test_the_cache_is_that_of_the_rows_of_a_run(config, inputs, plan):
+    # Slots and the evaluation decide the cache.
+    one = cache_bytes(inputs.model.config, prompts=1, prompt_length=16, slots=1, length=4)
+    whole = plan().sampling["cache of the sampler"]
+    # Slots have no padding.
+    bare = cache_bytes(inputs.model.config, prompts=1, prompt_length=3, slots=1, length=4)
+    slots = dataclasses.replace(config.sampling, slots=2)
+    assert plan(sampling=slots).sampling["cache of the sampler"] == 2 * bare < whole
+    several = inputs._replace(num_held_out=100)
+    evaluated = dataclasses.replace(config, evaluation=EvaluationConfig())
+    greedy = make_plan(evaluated, several).sampling["cache of the sampler"]
+    assert greedy == 8 * one > whole  # as many prompts as a batch has rows
+    # Five questions are three rows of each of two devices.
+    spread = dataclasses.replace(evaluated, mesh=MeshConfig(fsdp=2))
+    few = make_plan(spread, inputs._replace(num_held_out=5)).sampling["cache of the sampler"]
+    assert few == 3 * one
+
+    # Episodes take the rows of the engine that plays them.
+    sampling = dataclasses.replace(config.sampling, max_new_tokens=64)
+    changes = {"sampling": sampling, "environment": jr.environments.NumberGuess(), "reward": None}
+    for evaluation in (EvaluationConfig(), EvaluationConfig(enabled=False)):
+        found = plan(evaluation=evaluation, **changes).sampling["cache of the sampler"]
+        count = config.prompts_per_step * sampling.group_size
+        # Prompts of 3 tokens are short beside responses of 64, so each slot has a row.
+        shape = {"prompts": count, "prompt_length": 3, "slots": count, "length": 64}
+        assert found == cache_bytes(inputs.model.config, **shape)
+
+    # The grid of slots is that of the run.
+    sampling = dataclasses.replace(config.sampling, max_new_tokens=300, slots=8)
+    # With 129 tokens a row has one slot; with their padding to 192 it would have two.
+    longer = inputs._replace(longest_prompt=192, slot_prompt=129)
+    found = make_plan(dataclasses.replace(config, sampling=sampling), longer)
+    shape = {"prompts": 8, "prompt_length": 129, "slots": 8, "length": 300}
+    assert found.sampling["cache of the sampler"] == cache_bytes(inputs.model.config, **shape)
+
+
 def options(error):
     return [line.strip() for line in str(error.value).splitlines() if line.startswith("  --")]
 
@@ -726,8 +720,8 @@ class Wide:
         return 3 * group_size
 
 
-def test_a_plan_counts_the_rollouts_and_texts_of_a_collector(plans):
-    config, inputs, _ = plans
+def test_rows_of_a_collector_and_of_a_teacher_are_counted(config, inputs):
+    # A plan counts the rollouts and texts of a collector.
 
     def step(collector, **sampling):
         recipe = jr.recipes.grpo().replace(collector=collector)
@@ -744,9 +738,7 @@ def test_a_plan_counts_the_rollouts_and_texts_of_a_collector(plans):
     # 24 and 6 times 28.
     assert texts["activations"] > 4 * wide["activations"]
 
-
-def test_a_plan_counts_the_prompts_of_a_teacher(plans):
-    config, inputs, _ = plans
+    # A plan counts the prompts of a teacher.
 
     def activations(name, room=None, **changes):
         sampling = dataclasses.replace(config.sampling, prompt_length=room)
@@ -768,9 +760,8 @@ def test_a_plan_counts_the_prompts_of_a_teacher(plans):
         activations("grpo", 60)
 
 
-def test_the_largest_layer_is_that_with_the_most(plans):
+def test_the_largest_layer_is_that_with_the_most(config, inputs):
     """Layers of several kinds, which cannot be cut to one by their number."""
-    config, inputs, _ = plans
     kinds = (LayerKind(dense=True), LayerKind(window=8), LayerKind())
     mixed = tiny_config(num_layers=3, layers=kinds, **EXPERTS, scan_layers=False)
     batch = BatchShape(8, 1, 64, 4)
@@ -789,12 +780,12 @@ def test_the_largest_layer_is_that_with_the_most(plans):
     assert make_plan(sdpo, inputs).step["activations"] == want
 
 
-def test_another_model_of_a_run_may_come_from_a_function(plans, tmp_path, monkeypatch):
+def test_another_model_of_a_run_may_come_from_a_function(config, tmp_path, monkeypatch):
     """A policy by name with a dtype; the teacher's is the one that its function chose."""
     shutil.copy(ROOT / "golden" / "logits" / "llama" / "config.json", tmp_path)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda path: ByteTokenizer(), raising=False)
     config = dataclasses.replace(
-        plans[0],
+        config,
         model=str(tmp_path),
         dtype="bfloat16",
         scan_layers=True,
@@ -811,10 +802,9 @@ def tiny_model_and_tokenizer():
     return *tiny_model(), ByteTokenizer()
 
 
-@pytest.mark.parametrize(("name", "itemsize"), [("some/model", 2), (None, 4)])
-def test_a_plan_counts_another_model_that_teaches(plans, monkeypatch, name, itemsize):
+@for_each("name, itemsize", [("some/model", 2), (None, 4)])
+def test_a_plan_counts_another_model_that_teaches(config, monkeypatch, name, itemsize):
     """The matrices of a name are read in the dtype of the products, a function's in float32."""
-    config, _, _ = plans
     model = make_model(tiny_config(width=48, dtype="bfloat16"))
     made = (model, param_shapes(model), ByteTokenizer())
     monkeypatch.setattr(memory_plan, "abstract_model", lambda config: made)
@@ -837,17 +827,8 @@ def test_a_plan_counts_another_model_that_teaches(plans, monkeypatch, name, item
     assert plan.sampling["the teacher that samples"] == cache + logits
 
 
-def test_a_flow_model_is_not_planned(plans):
-    config, _, _ = plans
-    flow = dataclasses.replace(
-        config, model=lambda: (*tiny_flow_model(), ByteTokenizer()), recipe="flow_grpo"
-    )
-    with pytest.raises(ValueError, match="of a flow model cannot be planned; leave out --plan"):
-        load_inputs(flow)
-
-
-def test_what_fits_and_which_option_helps(plans):
-    config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
+def test_what_fits_and_which_option_helps(config):
+    config = dataclasses.replace(config, sampling=SamplingConfig(group_size=4, max_new_tokens=64))
     peak = make_plan(config, load_inputs(config), accelerator=True).peak
     text = memory_plan.plan_text(config, memory=1.1 * peak)
     assert text.endswith("It fits.") and "activations" in text and "weights" in text
@@ -868,21 +849,23 @@ def test_what_fits_and_which_option_helps(plans):
     assert 2**28 < available_memory(8) <= available_memory()
 
 
-def test_a_filter_that_records_less_helps(plans):
+@pytest.mark.slow
+def test_a_filter_that_records_less_helps(config):
     sampling = SamplingConfig(group_size=4, max_new_tokens=64, top_p=0.9)
 
     def model():
         return *tiny_model(num_layers=1, vocab_size=16384), ByteTokenizer()
 
-    config = dataclasses.replace(plans[0], sampling=sampling)
+    config = dataclasses.replace(config, sampling=sampling)
     config = dataclasses.replace(config, model=model, remat="full")
     with pytest.raises(memory_plan.OutOfMemory) as error:
         memory_plan.plan_text(config, memory=1e6)
     assert any("--sampling.top-k 128" in line for line in options(error))
 
 
-def test_only_meshes_that_a_run_takes_are_offered(plans, monkeypatch):
-    config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
+@pytest.mark.slow
+def test_only_meshes_that_a_run_takes_are_offered(config, monkeypatch):
+    config = dataclasses.replace(config, sampling=SamplingConfig(group_size=4, max_new_tokens=64))
     monkeypatch.setattr(memory_plan, "available_memory", lambda devices: 2**20)
     with pytest.raises(memory_plan.OutOfMemory) as error:
         memory_plan.plan_text(config)
@@ -900,8 +883,8 @@ def test_only_meshes_that_a_run_takes_are_offered(plans, monkeypatch):
     assert found["--mesh.data 1 --mesh.fsdp -1"].mesh == MeshConfig(fsdp=-1)
 
 
-def test_a_plan_of_a_run_that_could_not_start(plans):
-    config = plans[0]
+def test_a_plan_of_a_run_that_could_not_start(config):
+    config = config
 
     def refused(match, *, memory=None, **changes):
         with pytest.raises(ValueError, match=match):
@@ -969,8 +952,7 @@ def test_what_a_container_has_left(tmp_path):
     assert left() == 8_000_000 * 1024
 
 
-def test_a_state_that_is_more_than_the_device_is_refused(plans, monkeypatch):
-    config, inputs, _ = plans
+def test_a_state_that_is_more_than_the_device_is_refused(config, inputs, monkeypatch):
     shapes = (inputs.model, inputs.params, config.model()[2])
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "abstract_model", lambda config: shapes)
@@ -982,7 +964,7 @@ def test_a_state_that_is_more_than_the_device_is_refused(plans, monkeypatch):
         ):
             memory_plan.check_memory(config)
         memory_plan.check_memory(dataclasses.replace(config, lora=LoRAConfig(rank=2)))
-        memory_plan.check_memory(plans[0])  # a function has allocated its weights by then
+        memory_plan.check_memory(config)  # a function has allocated its weights by then
         patch.setattr(memory_plan, "available_memory", lambda devices: None)
         memory_plan.check_memory(config)
-        assert memory_plan.plan_text(plans[0]).endswith("does not tell how much memory it has.")
+        assert memory_plan.plan_text(config).endswith("does not tell how much memory it has.")

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import make_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models.sharding import RULES, param_shardings, shard
@@ -28,6 +29,7 @@ from jaxrl_llm.train.state import abstract_batch, abstract_state, device_bytes
 SPLITS = [s for s in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(s) == 8]
 # The others show the same, a compilation each.
 QUICK = [(2, 1, 4)]
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
 RECIPE = jr.recipes.dr_grpo(length=5)
 
 
@@ -43,7 +45,7 @@ def state_on(mesh, optimizer, model, params):
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny_model(tied=False, vocab_size=264)
+    return tiny_model(num_layers=1, tied=False, vocab_size=264)
 
 
 def step_on(mesh, model, params):
@@ -58,9 +60,8 @@ def alone(model):
     return step_on(None, *model)
 
 
-@pytest.mark.of_many
 @pytest.mark.parametrize(
-    "split", [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in SPLITS]
+    "split", [s if s in QUICK else pytest.param(s, marks=SLOW) for s in SPLITS]
 )
 def test_a_step_is_that_of_one_device(split, model, alone):
     (state, metrics), (one, want) = step_on(mesh_of(split), *model), alone
@@ -71,6 +72,7 @@ def test_a_step_is_that_of_one_device(split, model, alone):
         np.testing.assert_allclose(metrics[name], value, atol=2e-5, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("split", SPLITS)
 def test_what_the_optimizer_keeps_is_a_part_of_the_parameters(split, model):
     mesh, optimizer = mesh_of(split), make_optimizer(OptimizerConfig(warmup_steps=2))
@@ -122,6 +124,7 @@ def test_a_critic_has_an_optimizer_that_is_spread_too(model):
         assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [(8, 1, 1), (1, 8, 1)])
 def test_no_device_keeps_whole_gradients_or_gathered_weights(split, model):
@@ -153,6 +156,7 @@ def compiled_text(model, mesh, **options):
     return step.lower(shapes, batch).compile().as_text()
 
 
+@pytest.mark.slow
 def test_each_device_computes_its_own_prompts(model):
     """The axis fsdp splits the batch, in activations too, and not the width of all prompts."""
     text = compiled_text(model, mesh_of((1, 8, 1)), remat="none")
@@ -222,6 +226,7 @@ def own_model():
     ), renamed(params, NAMES)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
 def test_its_parameters_and_moments_are_split_and_train_alike(sizes):
@@ -272,8 +277,8 @@ class SliceDevice:
     device_kind: str = "fake"
 
 
-@pytest.mark.parametrize(
-    ("slices", "sizes", "spanned"),
+@for_each(
+    "slices, sizes, spanned",
     [
         (2, {"data": 2, "fsdp": 2, "tensor": 2}, {"data"}),
         (4, {"data": 2, "fsdp": 4}, {"data", "fsdp"}),
@@ -293,8 +298,8 @@ def test_the_first_axes_span_slices(slices, sizes, spanned):
     assert sorted(device.id for device in mesh.devices.flat) == list(range(8))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@for_each(
+    "call, message",
     [
         (
             lambda: make_mesh(data=2),

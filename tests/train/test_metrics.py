@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import make_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits, traits_of
@@ -21,19 +22,20 @@ from jaxrl_llm.train.metrics import (
 )
 
 
+def batch_with(mask, rewards, **fields):
+    """Responses with a mask, whose tokens and prompts do not matter."""
+    ones = jnp.ones((len(mask), 1), jnp.int32)
+    given = {"tokens": jnp.zeros(mask.shape, jnp.int32), "mask": mask, "rewards": rewards}
+    given |= {"where": jnp.ones(rewards.shape, bool), "prompt_tokens": ones}
+    return jr.recipes.Batch(**given | {"prompt_mask": ones > 0} | fields)
+
+
 def test_divergence_from_the_reference_is_that_of_the_policy():
     """With each token as often as the policy samples it, the estimate is exact."""
     policy, reference = np.array([0.75, 0.25]), np.array([0.5, 0.5])
     tokens = np.array([[[0, 0, 0, 1]]])
-    batch = jr.recipes.Batch(
-        tokens=tokens,
-        mask=np.ones((1, 1, 4), bool),
-        rewards=np.ones((1, 1)),
-        where=np.ones((1, 1), bool),
-        prompt_tokens=np.ones((1, 1), int),
-        prompt_mask=np.ones((1, 1), bool),
-        ref_logp=jnp.log(reference[tokens]),
-    )
+    mask, ref_logp = jnp.ones((1, 1, 4), bool), jnp.log(reference[tokens])
+    batch = batch_with(mask, jnp.ones((1, 1)), ref_logp=ref_logp)
     logp = jnp.log(policy[tokens])
     found = batch_metrics(jr.recipes.grpo(), logp, jnp.zeros_like(logp), batch)
     divergence = np.sum(policy * np.log(policy / reference))
@@ -101,13 +103,9 @@ def test_a_bound_is_compared_as_the_ratio_of_a_response():
     """One token's part of a bound is divided by its noise level: its exponential says nothing."""
     mask = jnp.arange(120) < jnp.array([[[100], [50]]])
     logp = jnp.where(mask, -1.0, jnp.nan)
-    batch = jr.recipes.Batch(
-        tokens=jnp.zeros(mask.shape, jnp.int32),
-        mask=mask,
-        rewards=jnp.array([[1.0, 0.0]]),
-        where=jnp.ones((1, 2), bool),
-        prompt_tokens=jnp.ones((1, 1), jnp.int32),
-        prompt_mask=jnp.ones((1, 1), bool),
+    batch = batch_with(
+        mask,
+        jnp.array([[1.0, 0.0]]),
         advantages=jnp.array([[1.0, -1.0]]),
         old_logp=logp.at[0, 1, 3].add(-20.0),
         ref_logp=logp.at[0, 0, 7].add(25.0),
@@ -145,22 +143,21 @@ def of_rollouts(where, failed, finish, versions, aged=True, roles=(0, 0, 0, 0)):
     return rollout_metrics(collected, rollout, ages=5 - version if aged else None)
 
 
-def test_the_age_of_the_weights_is_over_the_rollouts_that_take_part():
+def test_numbers_of_rollouts_are_of_those_that_take_part():
+    # The age of the weights is over the rollouts that take part.
     where = [True, True, False, False]
     found = of_rollouts(where, [False] * 4, [STOP] * 4, [5, 4, 1, 0])
     assert (found["staleness"], found["staleness_max"]) == (0.5, 1)
     none = of_rollouts([False] * 4, [False] * 4, [STOP] * 4, [5, 4, 1, 0])
     assert none["staleness"] == none["staleness_max"] == 0 and none["no_signal"] == 1
 
-
-def test_an_unknown_age_of_the_weights_is_no_metric():
+    # An unknown age of the weights is no metric.
     options = {"where": [True] * 4, "failed": [False] * 4, "finish": [STOP] * 4}
     known, unknown = (of_rollouts(versions=[5] * 4, aged=x, **options) for x in (True, False))
     assert known.keys() - unknown.keys() == {"staleness", "staleness_max"}
 
-
-def test_a_batch_without_signal_describes_the_rollouts_that_have_a_reward():
-    """A call that failed and a cell without a rollout have none: their components are 0."""
+    # A batch without signal describes the rollouts that have a reward. A call that failed and a
+    # cell without a rollout have none: their components are 0.
     options = {"where": [False] * 4, "finish": [STOP, LENGTH, STOP, LENGTH], "versions": [5] * 4}
     found = of_rollouts(failed=[False, True, False, True], **options)
     assert (found["reward/right"], found["truncated"]) == (1, 0)
@@ -169,6 +166,11 @@ def test_a_batch_without_signal_describes_the_rollouts_that_have_a_reward():
     options["where"] = [False, False, False, True]
     found = of_rollouts(failed=[False] * 4, **options)
     assert (found["reward/right"], found["truncated"]) == (0, 1)
+
+    # Texts are no responses of a batch.
+    roles, finish = (0, 0, TEXT, TEXT), [STOP, LENGTH, LENGTH, LENGTH]
+    found = of_rollouts([True] * 4, [False] * 4, finish, [5, 5, -1, -1], roles=roles)
+    assert (found["reward/right"], found["truncated"], found["rollouts/text"]) == (0.5, 0.5, 2)
 
 
 def test_responses_to_which_a_component_does_not_apply_are_counted():
@@ -195,12 +197,6 @@ def test_responses_to_which_a_component_does_not_apply_are_counted():
     assert {k: v for k, v in found.items() if "absent" in k} == {"reward_absent/vowels": 2.0}
 
 
-def test_texts_are_no_responses_of_a_batch():
-    roles, finish = (0, 0, TEXT, TEXT), [STOP, LENGTH, LENGTH, LENGTH]
-    found = of_rollouts([True] * 4, [False] * 4, finish, [5, 5, -1, -1], roles=roles)
-    assert (found["reward/right"], found["truncated"], found["rollouts/text"]) == (0.5, 0.5, 2)
-
-
 def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():
     batch = make_batch()
     recipe = jr.recipes.rloo()
@@ -218,7 +214,8 @@ def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():
     np.testing.assert_allclose(found["clip_fraction"], share, rtol=1e-5)
 
 
-def test_a_clip_is_found_below_other_names():
+def test_clips_are_of_the_ratio_that_a_surrogate_bounds():
+    # A clip is found below other names.
     batch = make_batch()
     zeros, recipe = jnp.zeros(batch.mask.shape), jr.recipes.grpo()
     prepared, _ = recipe.prepare(batch.replace(old_logp=zeros), recipe.init())
@@ -231,8 +228,7 @@ def test_a_clip_is_found_below_other_names():
     of_batch = jr.given(jr.surrogates.ppo_clip, eps_low="lows", eps_high="highs")
     assert not clip_metrics(of_batch, zeros + 1.0, prepared)
 
-
-def test_gmpo_clips_log_ratios_of_tokens():
+    # GMPO clips log ratios of tokens.
     batch = make_batch(prompts=1, group=1)
     mask = jnp.ones(batch.mask.shape, bool).at[..., 3:].set(False)
     logp = jnp.zeros(batch.mask.shape).at[..., :3].set(jnp.array([0.6, -0.1, 0.2]))
@@ -246,8 +242,31 @@ def test_gmpo_clips_log_ratios_of_tokens():
     far = clip_metrics(surrogate, logp - 0.5, lower)
     assert float(far["clip_fraction"]) == np.float32(1 / 3)
 
+    # A custom surrogate states its clip.
+    def mine(logp, old_logp, advantages, mask, *, eps_low=0.2, eps_high=0.2):
+        return jr.surrogates.ppo_clip(
+            logp, old_logp, advantages, mask, eps_low=eps_low, eps_high=eps_high
+        )
 
-@pytest.mark.parametrize("surrogate", [jr.surrogates.gspo, jr.surrogates.gspo_token])
+    batch = make_batch()
+    zeros = jnp.zeros(batch.mask.shape)
+    prepared = batch.replace(old_logp=zeros, advantages=jnp.ones(batch.where.shape))
+    assert not clip_metrics(mine, zeros + 1.0, prepared)
+    stated = traits(clip="ratio")(mine)
+    assert clip_metrics(stated, zeros + 1.0, prepared) == {"clip_fraction": 1.0}
+
+    # A dual clip is reported.
+    recipe, batch = jr.recipes.dapo(dual_clip=2.0), make_batch()
+    zeros = jnp.zeros(batch.mask.shape)
+    prepared, _ = recipe.prepare(batch.replace(old_logp=zeros), recipe.init())
+    found = batch_metrics(recipe, zeros + 1.0, zeros, prepared)
+    negative = np.asarray(prepared.advantages < 0)[..., None] & np.asarray(prepared.mask)
+    share = negative.sum() / np.asarray(prepared.mask).sum()
+    assert share > 0
+    np.testing.assert_allclose(found["dual_clip_fraction"], share, rtol=1e-5)
+
+
+@for_each("surrogate", [jr.surrogates.gspo, jr.surrogates.gspo_token])
 def test_a_dual_clip_of_sequences_bounds_their_ratio(surrogate):
     batch = make_batch(prompts=1, group=2)
     mask = jnp.zeros(batch.mask.shape, bool).at[..., :2].set(True)
@@ -275,7 +294,7 @@ OTHER_BOUNDS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER_BOUNDS)
+@for_each("name", OTHER_BOUNDS)
 def test_bounds_with_another_meaning_are_no_clip_of_the_ratio(name):
     batch = make_batch()
     zeros = jnp.zeros(batch.mask.shape)
@@ -284,6 +303,7 @@ def test_bounds_with_another_meaning_are_no_clip_of_the_ratio(name):
     assert set(clip_metrics(surrogate, zeros, prepared)) == OTHER_BOUNDS[name]
 
 
+@pytest.mark.slow
 def test_every_surrogate_with_such_bounds_says_what_they_mean():
     """Of the presets: the clip of the ratio, that of gmpo, or one of the others above."""
     others = set()
@@ -299,21 +319,8 @@ def test_every_surrogate_with_such_bounds_says_what_they_mean():
     assert others == set(OTHER_BOUNDS)
 
 
-def test_a_custom_surrogate_states_its_clip():
-    def mine(logp, old_logp, advantages, mask, *, eps_low=0.2, eps_high=0.2):
-        return jr.surrogates.ppo_clip(
-            logp, old_logp, advantages, mask, eps_low=eps_low, eps_high=eps_high
-        )
-
-    batch = make_batch()
-    zeros = jnp.zeros(batch.mask.shape)
-    prepared = batch.replace(old_logp=zeros, advantages=jnp.ones(batch.where.shape))
-    assert not clip_metrics(mine, zeros + 1.0, prepared)
-    stated = traits(clip="ratio")(mine)
-    assert clip_metrics(stated, zeros + 1.0, prepared) == {"clip_fraction": 1.0}
-
-
 def test_pairs_are_those_that_a_loss_compares():
+    # Pairs are those that a loss compares.
     batch = make_batch(prompts=2, group=3)
     scores = jnp.array([[-1.0, -2.0, -9.0], [-2.0, -1.0, -9.0]])  # a mean for each token
     logp = jnp.where(batch.mask, scores[..., None], jnp.nan)
@@ -338,9 +345,8 @@ def test_pairs_are_those_that_a_loss_compares():
     assert (float(seppo["pairs"]), float(seppo["pair_accuracy"])) == (4.0, 1.0)
     np.testing.assert_allclose(seppo["pair_margin"], lengths.mean(), rtol=1e-5)
 
-
-def test_pairs_of_two_sides_are_those_that_a_loss_compares():
-    """Each rollout of the policy is compared with the response of the reference, and no other."""
+    # Pairs of two sides are those that a loss compares: each rollout of the policy is compared with
+    # the response of the reference, and no other.
     batch = make_batch(prompts=2, group=3)
     scores = jnp.array([[0.0, -1.0, 2.0], [0.0, 1.0, -3.0]])
     lengths = batch.mask.sum(-1, keepdims=True)
@@ -362,17 +368,6 @@ def test_pairs_of_two_sides_are_those_that_a_loss_compares():
         np.testing.assert_allclose(found["pair_margin"], (1 + 2 - 1 - 3) / 4, atol=1e-5)
 
 
-def test_a_dual_clip_is_reported():
-    recipe, batch = jr.recipes.dapo(dual_clip=2.0), make_batch()
-    zeros = jnp.zeros(batch.mask.shape)
-    prepared, _ = recipe.prepare(batch.replace(old_logp=zeros), recipe.init())
-    found = batch_metrics(recipe, zeros + 1.0, zeros, prepared)
-    negative = np.asarray(prepared.advantages < 0)[..., None] & np.asarray(prepared.mask)
-    share = negative.sum() / np.asarray(prepared.mask).sum()
-    assert share > 0
-    np.testing.assert_allclose(found["dual_clip_fraction"], share, rtol=1e-5)
-
-
 def test_two_rules_of_one_function_have_numbers():
     batch = make_batch()
     zeros = jnp.zeros(batch.mask.shape)
@@ -386,21 +381,12 @@ def test_two_rules_of_one_function_have_numbers():
 
 def test_a_step_without_a_token_is_not_put_in_order():
     """It begins and ends within a token, so that a process reward model has no value of it."""
-    mask = jnp.ones((1, 1, 3), bool)
     extras = {
         "turn_ids": jnp.array([[[0, 0, 2]]]),
         "turn_rewards": jnp.array([[[1.0, 0.0, 1.0]]]),
         "turn_where": jnp.ones((1, 1, 3), bool),
     }
-    batch = jr.recipes.Batch(
-        tokens=jnp.zeros((1, 1, 3), int),
-        mask=mask,
-        rewards=jnp.zeros((1, 1)),
-        where=mask[..., 0],
-        prompt_tokens=jnp.zeros((1, 1), int),
-        prompt_mask=jnp.ones((1, 1), bool),
-        extras=extras,
-    )
+    batch = batch_with(jnp.ones((1, 1, 3), bool), jnp.zeros((1, 1)), extras=extras)
     values = jnp.array([[[9.0, -1.0, -2.0]]])
     items = scored_items(jr.recipes.process_reward_model(), values, None, batch)
     assert items.where.tolist() == [[True, False, True]]

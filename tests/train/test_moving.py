@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -16,6 +17,7 @@ from jaxrl_llm.train import LoRAConfig, OptimizerConfig, SamplingConfig, policy_
 from jaxrl_llm.train.moving import adapter_of, first_reference, moved_reference
 
 RNG = np.random.default_rng(0)
+compiled = jax.jit(average)
 
 
 def drawn(*shape):
@@ -27,18 +29,18 @@ def product(pair):
     return a @ b
 
 
-@pytest.mark.parametrize("lead", [(), (3,)])
-@pytest.mark.parametrize("rate", [0.0, 0.05, 1.0])
+@for_each("lead", [(), (3,)])
+@for_each("rate", [0.0, 0.05, 1.0])
 def test_an_average_of_products_is_exact_up_to_its_rank(lead, rate):
     old, new = (Factors(drawn(*lead, 9, 2), drawn(*lead, 2, 7)) for _ in range(2))
     exact = (1 - rate) * product(old) + rate * product(new)
-    found = average(widen(old, 2), widen(new, 2), rate)
+    found = compiled(widen(old, 2), widen(new, 2), rate)
     assert found.a.shape == (*lead, 9, 4)
     np.testing.assert_allclose(product(found), exact, atol=1e-5)
     # At a lower rank it is the nearest matrix.
     u, s, v = np.linalg.svd(exact)
     nearest = np.einsum("...ij,...j,...jk->...ik", u[..., :2], s[..., :2], v[..., :2, :])
-    np.testing.assert_allclose(product(average(old, new, rate)), nearest, atol=1e-5)
+    np.testing.assert_allclose(product(compiled(old, new, rate)), nearest, atol=1e-5)
     assert widen(old, 9).b.shape == (*lead, 7, 7)  # a matrix has no higher rank
 
 
@@ -81,6 +83,8 @@ def exact_average(policies, start, rate):
     return exact
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.05, 0.3])
 def test_the_reference_of_an_adapter_is_the_average_of_its_products(rate, policies, tmp_path):
     rule = jr.bind(jr.regularizers.ema_reference, rate=rate)
@@ -104,6 +108,7 @@ def test_the_reference_of_an_adapter_is_the_average_of_its_products(rate, polici
     assert distance(by_path(factors), exact, by_path(start)) > max(10 * error, 10e-3)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sdpo", "srpo"])
 def test_a_preset_with_an_adapter_averages_by_its_name(name, policies, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from test_checkpoint import assert_same
 from test_pairs import ROWS, of_pairs, watched_slices
 from tiny_run import model
@@ -68,6 +69,7 @@ def test_a_run_with_stored_numbers_is_the_run_without(tmp_path, rows):
     assert path.stat().st_mtime_ns == made
 
 
+@pytest.mark.slow
 def test_paths_may_begin_in_the_home_folder(tmp_path, monkeypatch, rows):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -101,6 +103,7 @@ def test_neither_a_step_nor_memory_has_the_reference(tmp_path, rows):
     np.testing.assert_allclose(scored.extras[key], expected.extras[key], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_parts_of_a_mixture_are_scored_and_evaluated(tmp_path):
     path, texts = tmp_path / "rows.jsonl", {"chosen": "a", "rejected": "b"}
     texts |= {"better": "d", "worse": "c"}
@@ -190,8 +193,8 @@ def graded(prompt, completion, metadata):
     return float(len(completion))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
+@for_each(
+    "changes, words",
     [
         ({"recipe": "simpo"}, "no effect: recipe 'simpo' reads none"),
         ({"recipe": "grpo", "reward": graded}, "no effect: recipe 'grpo' samples its responses"),

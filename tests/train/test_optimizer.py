@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import make_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import Transform
@@ -22,16 +24,24 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train import optimizer as module
 
-NAN, INF = jnp.float32(jnp.nan), jnp.float32(jnp.inf)
+LOSS, NAN, INF = (jnp.float32(x) for x in (2.0, jnp.nan, jnp.inf))
 PARAMS = {"a": jnp.array([1.0, -0.0, 3.0]), "b": jnp.array([[2.0]])}
 GRADS = {"a": jnp.array([0.5, 0.0, -1.0]), "b": jnp.array([[1.0]])}
 
 
-@pytest.fixture(params=["cpu", "gpu"])
-def platform(request, monkeypatch):
-    """Each way in which an update is left out, on the devices of this machine."""
-    monkeypatch.setattr(module.jax, "default_backend", lambda: request.param)
-    return request.param
+def each_way(test):
+    """Both ways in which an update is left out, on the devices of this machine."""
+    signature = inspect.signature(test)
+
+    def on(platform, **given):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module.jax, "default_backend", lambda: platform)
+            test(**given)
+
+    first = inspect.Parameter("platform", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    on.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])
+    on.__name__, on.__doc__ = test.__name__, test.__doc__
+    return for_each("platform", ["cpu", "gpu"])(on)
 
 
 def bits(tree):
@@ -44,31 +54,32 @@ def bits(tree):
     return [plain(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
-@pytest.mark.usefixtures("platform")
+@each_way
 def test_one_update_by_hand():
     optimizer = optax.sgd(0.5)
     carry = (PARAMS, optimizer.init(PARAMS))
-    (params, _), metrics = module.apply_if_finite(optimizer, carry, jnp.float32(2.0), GRADS)
+    (params, _), metrics = module.apply_if_finite(optimizer, carry, LOSS, GRADS)
     np.testing.assert_array_equal(params["a"], [0.75, 0.0, 3.5])
     np.testing.assert_array_equal(params["b"], [[1.5]])
     assert float(metrics["loss"]) == 2.0 and float(metrics["skipped"]) == 0.0
+    assert "withheld" not in metrics  # without a scale
     np.testing.assert_allclose(metrics["grad_norm"], 1.5)
     np.testing.assert_allclose(metrics["update_norm"], 0.75)
 
 
-@pytest.mark.usefixtures("platform")
+@each_way
 def test_an_update_that_is_non_finite_is_left_out():
     spoil = optax.stateless(lambda updates, params: jax.tree.map(jnp.log, updates))
     optimizer = optax.chain(optax.sgd(0.5, momentum=0.9), spoil)
     carry = (PARAMS, optimizer.init(PARAMS))
     after, metrics = jax.jit(functools.partial(module.apply_if_finite, optimizer))(
-        carry, jnp.float32(2.0), GRADS
+        carry, LOSS, GRADS
     )
     assert bits(after) == bits(carry)
     assert float(metrics["skipped"]) == 1.0 and float(metrics["update_norm"]) == 0.0
 
 
-@pytest.mark.usefixtures("platform")
+@each_way
 def test_an_update_with_matrix_products_is_computed_once():
     calls = []
 
@@ -82,13 +93,13 @@ def test_an_update_with_matrix_products_is_computed_once():
     ):
         calls.clear()
         carry = (PARAMS, optimizer.init(PARAMS))
-        _, metrics = module.apply_if_finite(optimizer, carry, jnp.float32(2.0), GRADS)
+        _, metrics = module.apply_if_finite(optimizer, carry, LOSS, GRADS)
         jax.block_until_ready(metrics)
         jax.effects_barrier()
         assert len(calls) == times
 
 
-@pytest.mark.parametrize("length", [0.0, 0.3, 5.0])
+@for_each("length", [0.0, 0.3, 5.0])
 def test_gradients_are_shortened_by_the_norm_that_is_known(length):
     """As optax does it, and in a step without a second norm."""
     grads = jax.tree.map(lambda x: x * length / 1.5, GRADS)
@@ -96,7 +107,7 @@ def test_gradients_are_shortened_by_the_norm_that_is_known(length):
     ours = make_optimizer(config)
     theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.5))
     found, expected = (
-        module.apply_if_finite(each, (PARAMS, each.init(PARAMS)), jnp.float32(2.0), grads)
+        module.apply_if_finite(each, (PARAMS, each.init(PARAMS)), LOSS, grads)
         for each in (ours, theirs)
     )
     jax.tree.map(
@@ -115,31 +126,31 @@ WRAPPED = {  # the wrapper, the norm of the gradient before it, and that of the 
 }
 
 
-@pytest.mark.parametrize("name", WRAPPED)
-@pytest.mark.usefixtures("platform")
+@each_way
+@for_each("name", WRAPPED)
 def test_a_wrapped_optimizer_bounds_the_gradient_that_it_gets(name):
     """Wrappers pass extra arguments on, also where they change the gradient."""
     wrap, length, expected = WRAPPED[name]
     optimizer = wrap(make_optimizer(SGD))
     grads = jax.tree.map(lambda x: x * length / 1.5, GRADS)
     carry = (PARAMS, optimizer.init(PARAMS))
-    _, metrics = module.apply_if_finite(optimizer, carry, jnp.float32(2.0), grads)
+    _, metrics = module.apply_if_finite(optimizer, carry, LOSS, grads)
     np.testing.assert_allclose(metrics["grad_norm"], length, rtol=1e-6)
     np.testing.assert_allclose(metrics["update_norm"], expected, rtol=1e-6)
 
 
-@pytest.mark.usefixtures("platform")
+@each_way
 def test_the_mean_of_several_gradients_is_bounded_by_its_own_norm():
     optimizer = optax.MultiSteps(make_optimizer(SGD), 2).gradient_transformation()
     carry, norms = (PARAMS, optimizer.init(PARAMS)), []
     for factor in (8.0, 0.1):  # the mean has a norm above 6, the second gradient one of 0.15
         grads = jax.tree.map(functools.partial(jnp.multiply, factor), GRADS)
-        carry, metrics = module.apply_if_finite(optimizer, carry, jnp.float32(2.0), grads)
+        carry, metrics = module.apply_if_finite(optimizer, carry, LOSS, grads)
         norms.append(float(metrics["update_norm"]))
     np.testing.assert_allclose(norms, [0.0, 1.0], rtol=1e-6)
 
 
-@pytest.mark.usefixtures("platform")
+@each_way
 def test_a_step_computes_the_norm_of_its_gradient_once(monkeypatch):
     calls, norm = [], module.trees.norm
     monkeypatch.setattr(module.trees, "norm", lambda tree: calls.append(1) or norm(tree))
@@ -147,7 +158,7 @@ def test_a_step_computes_the_norm_of_its_gradient_once(monkeypatch):
     def count(optimizer):
         calls.clear()
         step = functools.partial(module.apply_if_finite, optimizer)
-        jax.make_jaxpr(step)((PARAMS, optimizer.init(PARAMS)), jnp.float32(2.0), GRADS)
+        jax.make_jaxpr(step)((PARAMS, optimizer.init(PARAMS)), LOSS, GRADS)
         return len(calls)
 
     unbounded = count(make_optimizer(dataclasses.replace(SGD, max_grad_norm=None)))
@@ -171,42 +182,52 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.usefixtures("platform")
-def test_what_is_non_finite_changes_no_bit(name, bad):
-    optimizer = OPTIMIZERS[name]
-    carry, _ = module.apply_if_finite(
-        optimizer, (PARAMS, optimizer.init(PARAMS)), jnp.float32(1.0), GRADS
-    )
-    options = {"loss": jnp.float32(1.0), "grads": GRADS} | BAD[bad]
-    loss, grads = options.pop("loss"), options.pop("grads")
-    after, metrics = module.apply_if_finite(optimizer, carry, loss, grads, **options)
-    assert bits(after) == bits(carry)
-    assert float(metrics["skipped"]) == 1.0 and float(metrics["update_norm"]) == 0.0
-    better, metrics = module.apply_if_finite(optimizer, after, jnp.float32(1.0), GRADS)
-    assert bits(better) != bits(after) and float(metrics["skipped"]) == 0.0
+def update_of(name):
+    """One compiled update, with all that may leave it out."""
+    return compiled_update(name, module.jax.default_backend())
+
+
+@functools.cache
+def compiled_update(name, platform):
+    plain = {"scale": jnp.float32(1.0), "finite": jnp.bool_(True), "there": jnp.bool_(True)}
+    jitted = jax.jit(functools.partial(module.apply_if_finite, OPTIMIZERS[name]))
+
+    def call(carry, loss=LOSS, grads=GRADS, **changes):
+        return jitted(carry, loss, grads, **plain | changes)
+
+    return call
+
+
+@each_way
+@for_each("name", OPTIMIZERS)
+def test_what_is_non_finite_changes_no_bit(name, subtests):
+    update = update_of(name)
+    carry, _ = update((PARAMS, OPTIMIZERS[name].init(PARAMS)))
+    better, metrics = update(carry)
+    assert bits(better) != bits(carry) and float(metrics["skipped"]) == 0.0
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(better[0]))
+    for bad, changes in BAD.items():
+        with subtests.test(bad):
+            after, metrics = update(carry, **changes)
+            assert bits(after) == bits(carry)
+            assert float(metrics["skipped"]) == 1.0 and float(metrics["update_norm"]) == 0.0
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.usefixtures("platform")
+@each_way
+@for_each("name", OPTIMIZERS)
 def test_a_scale_of_zero_changes_no_bit_and_counts_as_withheld(name):
-    optimizer = OPTIMIZERS[name]
-    carry = PARAMS, optimizer.init(PARAMS)
-    zero, one, loss = jnp.float32(0.0), jnp.float32(1.0), jnp.float32(2.0)
-    after, metrics = module.apply_if_finite(optimizer, carry, loss, GRADS, scale=zero)
-    assert bits(after) == bits(carry)
-    names = ("updates", "skipped", "withheld", "update_norm")
-    assert [float(metrics[x]) for x in names] == [0.0, 0.0, 1.0, 0.0]
+    carry = PARAMS, OPTIMIZERS[name].init(PARAMS)
+
+    def numbers(scale, **options):
+        after, metrics = update_of(name)(carry, scale=jnp.float32(scale), **options)
+        assert (bits(after) == bits(carry)) == (metrics["updates"] == 0)
+        return [float(metrics[x]) for x in ("updates", "skipped", "withheld", "update_norm")]
+
+    assert numbers(0.0) == [0.0, 0.0, 1.0, 0.0]
     # What is non-finite is a fault whatever the scale; what is not there, no step at all.
-    _, metrics = module.apply_if_finite(optimizer, carry, jnp.float32(jnp.nan), GRADS, scale=zero)
-    assert [float(metrics[x]) for x in names] == [0.0, 1.0, 0.0, 0.0]
-    _, metrics = module.apply_if_finite(optimizer, carry, loss, GRADS, scale=zero, there=False)
-    assert [float(metrics[x]) for x in names[:3]] == [0.0, 0.0, 0.0]
-    moved, metrics = module.apply_if_finite(optimizer, carry, loss, GRADS, scale=one)
-    assert bits(moved) != bits(carry) and float(metrics["withheld"]) == 0.0
-    assert "withheld" not in module.apply_if_finite(optimizer, carry, loss, GRADS)[1]
+    assert numbers(0.0, loss=NAN) == [0.0, 1.0, 0.0, 0.0]
+    assert numbers(0.0, there=jnp.bool_(False))[:3] == [0.0, 0.0, 0.0]
+    assert numbers(1.0)[:3] == [1.0, 0.0, 0.0]
 
 
 def test_a_state_stays_finite():
@@ -279,6 +300,7 @@ ILL = {
 }
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ILL)
 @pytest.mark.parametrize("updates", [1, 2])
@@ -296,7 +318,9 @@ def test_a_step_that_is_non_finite_only_counts(where, updates):
     assert bits(healthy) == bits(expected) and float(metrics["skipped"]) == 0
 
 
-def test_nothing_is_left_behind_by_a_first_step_that_is_non_finite():
+@pytest.mark.slow
+def test_of_several_updates_the_bad_one_alone_is_left_out():
+    # Nothing is left behind by a first step that is non-finite.
     step, _ = fragile_step(1)
     _, params = tiny_model(num_layers=1)
     state = init_state(params, OPTIMIZER, FRAGILE, key=jax.random.key(0))
@@ -304,8 +328,7 @@ def test_nothing_is_left_behind_by_a_first_step_that_is_non_finite():
     assert float(metrics["skipped"]) == 1 and int(after.step) == 1
     assert bits(after._replace(step=state.step)) == bits(state)
 
-
-def test_of_several_updates_those_before_the_bad_one_stand():
+    # Of several updates those before the bad one stand.
     (one, state), (two, _) = fragile_step(1), fragile_step(2)
     once, _ = one(state, sick())
     after, metrics = two(state, sick(late=1.0))
@@ -317,8 +340,7 @@ def test_of_several_updates_those_before_the_bad_one_stand():
     assert np.isfinite(after.algo_state.last_kl)
     assert bits(after.reference) == bits(after.params) != bits(state.params)
 
-
-def test_what_a_step_prepared_can_be_looked_at():
+    # What a step prepared can be looked at.
     step, state = fragile_step(1)
     found = step.prepared(state, sick(spoil=np.nan))
     expected = found.rewards - found.rewards.mean(-1, keepdims=True)
@@ -358,7 +380,7 @@ def test_a_critic_alone_may_be_left_out():
     assert np.isfinite(metrics["loss"]) and np.isnan(metrics["critic_loss"])
 
 
-@pytest.mark.usefixtures("platform")
+@each_way
 def test_a_state_that_changes_its_dtype_is_refused():
     half = {"a": jnp.ones(3, jnp.bfloat16)}
 

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from test_checkpoint import assert_same
 from tiny_run import low_bytes, tiny_run
 
@@ -19,7 +20,7 @@ from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import AsyncConfig, DataConfig, EvaluationConfig, SamplingConfig, train
 from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.denoising import scorer_of
-from jaxrl_llm.train.pairs import evaluate_pairs, make_score
+from jaxrl_llm.train.pairs import _masked, evaluate_pairs, make_score
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.run_data import check_classes, load_prompts
 from jaxrl_llm.train.sampled_pairs import pair_row
@@ -52,7 +53,7 @@ def of_pairs(run_dir, path, **changes):
     return tiny_run(run_dir, **changes)
 
 
-@pytest.mark.parametrize("recipe", ["sft", "dpo"])
+@for_each("recipe", ["sft", "dpo"])
 def test_rows_of_one_prompt_all_train_and_are_part_of_the_data(tmp_path, pairs, recipe):
     path = tmp_path / "rows.jsonl"
     rows = [{**row, "demonstration": f"{n}"} for n, row in enumerate(ROWS)]
@@ -78,6 +79,7 @@ config = dataclasses.replace(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:data. 12 of the 12 evaluation prompts")
 def test_an_evaluation_counts_the_questions_of_its_rows(tmp_path, capsys):
     """Three rows for each of four prompts, one prompt after the other three times."""
@@ -280,6 +282,7 @@ def denoiser_of_pairs(run_dir, path, *, mask_id=259):
     return dataclasses.replace(experiment, unlimited=experiment.train), params
 
 
+@pytest.mark.slow
 def test_pairs_are_ranked_by_the_likelihood_of_a_denoiser(tmp_path, pairs):
     """On masks that are the same for policy and reference, and in every evaluation."""
     experiment, params = denoiser_of_pairs(tmp_path / "run", pairs)
@@ -304,6 +307,14 @@ def test_pairs_are_ranked_by_the_likelihood_of_a_denoiser(tmp_path, pairs):
     np.testing.assert_allclose(score(batches[0]).scores, of_policy - of_reference, atol=1e-4)
 
 
+def test_masks_are_those_of_the_number_of_a_batch(tmp_path, pairs):
+    experiment, _ = denoiser_of_pairs(tmp_path / "run", pairs)
+    rows = next(experiment.offline_batches(experiment.train))
+    first, again, second = (_masked(experiment, rows, n).extras["masked"] for n in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (first != second).any()
+
+
 def watched_slices(monkeypatch):
     """The slices of each batch of data that a program is compiled for, and the cells of one."""
     seen = []
@@ -318,6 +329,7 @@ def watched_slices(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_pairs_are_ranked_within_a_budget_of_cells(tmp_path, pairs, monkeypatch):
     config = of_pairs(tmp_path / "run", pairs, tokens_per_microbatch=64)
     experiment, params = load_experiment(config)
@@ -332,7 +344,30 @@ def test_pairs_are_ranked_within_a_budget_of_cells(tmp_path, pairs, monkeypatch)
     assert seen[0][0] == 1 < seen[1][0] and seen[0][1] > 64 >= seen[1][1]
 
 
-def test_a_held_out_prompt_beyond_the_budget_is_refused_at_the_start(tmp_path, pairs):
+def test_what_does_not_fit_is_told_before_the_first_step(tmp_path, pairs):
+    # A demonstration that is too long is found before the run if it trains.
+    path = tmp_path / "rows.jsonl"
+    row = {"prompt": "q", "demonstration": ["ab", "abcdefgh"]}
+    path.write_text("".join(json.dumps(row | {"prompt": f"q{n}"}) + "\n" for n in range(9)))
+    options = {"sampling": SamplingConfig(group_size=2, max_new_tokens=4), "reward": low_bytes}
+    one = jr.recipes.grpo().replace(collector=jr.curation.demonstrations(count=1))
+    load_experiment(of_pairs(tmp_path / "one", str(path), recipe=one, **options))
+    failed = jr.curation.demonstrations(count=2, when="failed")
+    two = jr.recipes.grpo().replace(collector=failed)
+    with pytest.raises(ValueError, match="has 9 tokens, but sampling.max_new_tokens is 4"):
+        load_experiment(of_pairs(tmp_path / "two", str(path), recipe=two, **options))
+
+    # Held-out rows are checked before the model is loaded.
+    def never():
+        raise AssertionError("the model is loaded")
+
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "h0", "chosen": "a", "rejected": "a"}) + "\n")
+    data = DataConfig(prompts=pairs, evaluation=str(held_out), held_out=0.0, chat=False)
+    with pytest.raises(ValueError, match="of prompt 'held_out.jsonl:0' are equal"):
+        load_experiment(of_pairs(tmp_path / "run", pairs, data=data, model=never))
+
+    # A held-out prompt beyond the budget is refused at the start.
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps(ROWS[0] | {"prompt": "x" * 100}) + "\n")
     data = DataConfig(prompts=pairs, evaluation=str(path), held_out=0.0, chat=False)
@@ -340,8 +375,15 @@ def test_a_held_out_prompt_beyond_the_budget_is_refused_at_the_start(tmp_path, p
     with pytest.raises(ValueError, match=r"tokens_per_microbatch must be at least .* prompt of 1"):
         load_experiment(config)
 
+    # Held-out responses of a denoiser do not hold its mask id.
+    experiment, _ = denoiser_of_pairs(tmp_path / "run", pairs, mask_id=ord("X"))
+    message = f"a response to prompt 'pairs.jsonl:.*' holds the mask id {ord('X')}"
+    with pytest.raises(ValueError, match=message):
+        evaluate_pairs(experiment, lambda batch: None)
 
-@pytest.mark.parametrize("moves", [False, True])
+
+@pytest.mark.slow
+@for_each("moves", [False, True])
 def test_an_evaluation_reads_no_field_of_training_alone(tmp_path, pairs, moves):
     """Rows held out need none, and rows that training leaves out are compared."""
 
@@ -362,13 +404,6 @@ def test_an_evaluation_reads_no_field_of_training_alone(tmp_path, pairs, moves):
     assert result.before["pairs"].mean == 0.5
     score = make_score(experiment, result.state.policy, params)
     assert result.after["pairs"] == evaluate_pairs(experiment, score)
-
-
-def test_held_out_responses_of_a_denoiser_do_not_hold_its_mask_id(tmp_path, pairs):
-    experiment, _ = denoiser_of_pairs(tmp_path / "run", pairs, mask_id=ord("X"))
-    message = f"a response to prompt 'pairs.jsonl:.*' holds the mask id {ord('X')}"
-    with pytest.raises(ValueError, match=message):
-        evaluate_pairs(experiment, lambda batch: None)
 
 
 @pytest.mark.slow
@@ -444,8 +479,8 @@ def bare():
     return PromptSet([Prompt("a"), Prompt("b")])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@for_each(
+    "changes, message",
     [
         ({"recipe": "dr_grpo"}, "got None. The data give no rewards to recipe 'dr_grpo'; set"),
         (
@@ -461,30 +496,6 @@ def bare():
 def test_what_a_run_on_pairs_cannot_use_is_named(tmp_path, pairs, changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         load_experiment(of_pairs(tmp_path / "run", pairs, **changes))
-
-
-def test_a_demonstration_that_is_too_long_is_found_before_the_run_if_it_trains(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    row = {"prompt": "q", "demonstration": ["ab", "abcdefgh"]}
-    path.write_text("".join(json.dumps(row | {"prompt": f"q{n}"}) + "\n" for n in range(9)))
-    options = {"sampling": SamplingConfig(group_size=2, max_new_tokens=4), "reward": low_bytes}
-    one = jr.recipes.grpo().replace(collector=jr.curation.demonstrations(count=1))
-    load_experiment(of_pairs(tmp_path / "one", str(path), recipe=one, **options))
-    failed = jr.curation.demonstrations(count=2, when="failed")
-    two = jr.recipes.grpo().replace(collector=failed)
-    with pytest.raises(ValueError, match="has 9 tokens, but sampling.max_new_tokens is 4"):
-        load_experiment(of_pairs(tmp_path / "two", str(path), recipe=two, **options))
-
-
-def test_held_out_rows_are_checked_before_the_model_is_loaded(tmp_path, pairs):
-    def never():
-        raise AssertionError("the model is loaded")
-
-    held_out = tmp_path / "held_out.jsonl"
-    held_out.write_text(json.dumps({"prompt": "h0", "chosen": "a", "rejected": "a"}) + "\n")
-    data = DataConfig(prompts=pairs, evaluation=str(held_out), held_out=0.0, chat=False)
-    with pytest.raises(ValueError, match="of prompt 'held_out.jsonl:0' are equal"):
-        load_experiment(of_pairs(tmp_path / "run", pairs, data=data, model=never))
 
 
 @pytest.mark.slow
@@ -524,6 +535,7 @@ def test_a_run_reads_margins_of_its_rows(tmp_path, pairs):
         run("none", {})
 
 
+@pytest.mark.slow
 def test_demonstrations_train_in_several_steps_ahead_of_the_weights(tmp_path):
     """A likelihood of the data depends neither on the weights before a batch nor on their age."""
     rows = [Prompt(f"q{n}", id=f"{n}", metadata={"demonstration": "ab"[n % 2]}) for n in range(8)]
@@ -577,6 +589,7 @@ def test_single_responses_are_not_compared(tmp_path, pairs):
     assert 0 < train(densities).history[0]["loss"] < np.log(2) - 1e-3
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs, monkeypatch):
     from jaxrl_llm.train import CheckpointConfig, Checkpoints
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
+from rows import for_each
 
 from benchmarks import pods
 from jaxrl_llm.models import ModelConfig, make_model, param_shapes
@@ -25,17 +26,17 @@ ROOT = Path(__file__).parents[2]
 SIZES = {"tpu_v5e_64": (64, 16e9), "gpu_8": (8, 80e9)}
 
 
-@pytest.fixture(params=SIZES)
-def pod(request):
-    config = pods.load(str(ROOT / "configs" / f"{request.param}.py"))
+def pod_of(name):
+    config = pods.load(str(ROOT / "configs" / f"{name}.py"))
     sizes = dataclasses.astuple(config.mesh)
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    return config, mesh, *SIZES[request.param]
+    return config, mesh, *SIZES[name]
 
 
 @pytest.mark.slow
-def test_the_state_is_split_over_all_devices_and_the_run_fits_them(pod):
-    config, mesh, devices, memory = pod
+@for_each("name", SIZES)
+def test_the_state_is_split_over_all_devices_and_the_run_fits_them(name):
+    config, mesh, devices, memory = pod_of(name)
     assert mesh.size == devices
     size = ModelConfig.from_hf(pods.QWEN3_8B, dtype=config.dtype)
     model, sampling = make_model(size), config.sampling
@@ -62,8 +63,9 @@ def test_the_state_is_split_over_all_devices_and_the_run_fits_them(pod):
     assert f"| {row} |" in (ROOT / "docs" / "pods.md").read_text()
 
 
-def test_a_microbatch_has_prompts_for_every_device(pod):
-    config, mesh, _, _ = pod
+@for_each("name", SIZES)
+def test_devices_have_prompts_each_and_the_tensor_axis_stays_within_a_host(name):
+    config, mesh, _, _ = pod_of(name)
     part = config.prompts_per_step // config.microbatches
     assert part % batch_shards(mesh) == 0
     shape = (config.prompts_per_step, config.sampling.group_size, config.sampling.max_new_tokens)
@@ -71,9 +73,6 @@ def test_a_microbatch_has_prompts_for_every_device(pod):
     rows = batch.tokens.sharding.shard_shape(batch.tokens.shape)[0]
     assert rows * batch_shards(mesh) == config.prompts_per_step
 
-
-def test_the_tensor_axis_stays_within_a_host(pod):
-    _, mesh, _, _ = pod
     hosts = 4 if mesh.size == 64 else 8  # devices of one
     assert hosts % dict(mesh.shape)["tensor"] == 0
 

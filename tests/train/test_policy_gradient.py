@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import make_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models.sharding import param_shardings, shard
@@ -28,7 +29,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import no_signal
-from jaxrl_llm.train.policy_gradient import prepare_key
+from jaxrl_llm.train.policy_gradient import order_key, prepare_key
 from jaxrl_llm.train.score import Scorer, score_hidden
 from jaxrl_llm.train.score_batch import score_batch, with_old_logp
 
@@ -78,6 +79,8 @@ def test_one_step_is_the_gradient_of_the_recipe():
     assert int(state.step) == 1
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_microbatches_add_up(microbatches):
     recipe, batch = jr.recipes.dapo(), make_batch()
@@ -88,17 +91,24 @@ def test_microbatches_add_up(microbatches):
     assert_close(metrics, part_metrics)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_a_mesh_changes_nothing(axes):
-    recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=16)
-    plain, mesh = sgd(1.0), make_mesh(**axes)
-    one, metrics, _ = run(recipe, batch, optimizer=plain, microbatches=2)
-    many, mesh_metrics, step = run(
-        recipe, batch, optimizer=plain, microbatches=2, mesh=mesh, steps=1
-    )
+@pytest.mark.parametrize(
+    ("axes", "parts"),
+    [
+        ({"data": 8}, {"microbatches": 2}),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, {"microbatches": 2}),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, {"minibatches": 4}),
+    ],
+)
+def test_a_mesh_changes_nothing(axes, parts):
+    recipe, batch = jr.recipes.dapo(), make_batch(prompts=16)
+    options, mesh = {"optimizer": sgd(1.0), **parts}, make_mesh(**axes)
+    one, metrics, _ = run(recipe, batch, **options)
+    many, mesh_metrics, step = run(recipe, batch, mesh=mesh, **options)
     assert_close(one.params, jax.device_get(many.params))
-    assert_close(metrics, jax.device_get(mesh_metrics))
+    # A norm of 14 after three updates: some processors round it differently by twenty ulp.
+    assert_close(metrics, jax.device_get(mesh_metrics), rtol=5e-6)
     kernel = many.params["layers"]["0"]["mlp"]["up"]["kernel"]
     assert len(kernel.sharding.device_set) == 8
     assert kernel.sharding.is_fully_replicated == (axes == {"data": 8})
@@ -106,6 +116,14 @@ def test_a_mesh_changes_nothing(axes):
     assert step.compiled._cache_size() <= 1  # none where a long session evicted it
 
 
+def test_what_a_step_draws_has_a_key_of_its_own():
+    """Apart from those of other steps, of its rollouts, and of each other."""
+    key, functions = jax.random.key(SEED), (prepare_key, order_key, jax.random.fold_in)
+    keys = [key] + [function(key, step) for step in range(3) for function in functions]
+    assert len({tuple(jax.random.key_data(x).tolist()) for x in keys}) == len(keys)
+
+
+@pytest.mark.slow
 def test_second_call_does_not_compile_and_state_is_donated():
     recipe, batch = jr.recipes.dr_grpo(length=5), make_batch(prompts=2)
     model, params = one_layer()
@@ -141,6 +159,7 @@ def test_epochs_hold_old_logp_fixed():
     assert int(computed.step) == 1 and int(state.step) == 3
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
 def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
@@ -168,6 +187,7 @@ def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
     assert int(after.step) == 1 and float(metrics["skipped"]) == 0
 
 
+@pytest.mark.slow
 def test_a_minibatch_without_a_token_to_train_on_makes_no_step():
     """Its groups were dropped; AdamW would move by its momentum and its decay."""
     recipe, batch = jr.recipes.dapo(dynamic_sampling=False), make_batch(prompts=4)
@@ -182,6 +202,7 @@ def test_a_minibatch_without_a_token_to_train_on_makes_no_step():
         np.testing.assert_allclose(metrics[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_pairs_count_alike_in_any_minibatches():
     """The second minibatch has a group of equal rewards, which trains and has no pair."""
     recipe, rewards = jr.recipes.brain(), jnp.array([[1.0, 0.0], [1.0, 1.0]])
@@ -196,17 +217,6 @@ def test_pairs_count_alike_in_any_minibatches():
         values = [float(metrics[name]) for metrics in found]
         np.testing.assert_allclose(*values, rtol=1e-4, err_msg=name)
     assert found[1]["pairs"] == found[1]["pair_accuracy"] == 1
-
-
-@pytest.mark.slow
-def test_minibatches_are_the_same_on_a_mesh():
-    recipe, batch = jr.recipes.dapo(), make_batch(prompts=16)
-    options = {"optimizer": sgd(1.0), "minibatches": 4}
-    one, metrics, _ = run(recipe, batch, **options)
-    many, mesh_metrics, _ = run(recipe, batch, mesh=make_mesh(data=2, fsdp=2, tensor=2), **options)
-    assert_close(one.params, jax.device_get(many.params))
-    # A norm of 14 after three updates: some processors round it differently by twenty ulp.
-    assert_close(metrics, jax.device_get(mesh_metrics), rtol=5e-6)
 
 
 @pytest.mark.slow
@@ -250,6 +260,8 @@ def distance(a, b):
     return max(float(jnp.abs(x - y).max()) for x, y in pairs)
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"minibatches": 2}])
 def test_the_kl_of_an_update_is_measured_after_it(options):
     """Also where there is one: a method that reads it would otherwise see 0 for ever."""
@@ -277,8 +289,8 @@ def test_the_kl_of_an_update_is_measured_after_it(options):
     assert float(unread.algo_state.last_kl) == 0
 
 
-@pytest.mark.parametrize(
-    ("recipe", "options", "message"),
+@for_each(
+    "recipe, options, message",
     [
         (jr.recipes.dapo(), {"microbatches": 0}, "make_step: microbatches must be above 0"),
         (jr.recipes.dapo(), {"epochs": 0}, "make_step: epochs must be above 0"),
@@ -311,8 +323,8 @@ def test_an_old_style_key_is_refused():
         init_state(params, OPTIMIZER, jr.recipes.dapo(), key=jnp.zeros(2, jnp.uint32))
 
 
-@pytest.mark.parametrize(
-    ("recipe", "optimizer", "message"),
+@for_each(
+    "recipe, optimizer, message",
     [
         ("grpo", OPTIMIZER, "recipe must be a Recipe, such as jr.recipes.grpo\\(\\); got 'grpo'"),
         (jr.recipes.grpo, OPTIMIZER, "recipe must be a Recipe, .* got <function grpo"),
@@ -329,33 +341,22 @@ def test_what_is_no_recipe_or_optimizer_is_named(recipe, optimizer, message):
 
 
 @pytest.mark.slow
-def test_an_optimizer_keeps_float32_beside_bfloat16_parameters():
-    recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()
-    model, params = tiny_model(dtype="bfloat16")
+def test_gradients_and_an_optimizer_are_float32_beside_bfloat16_parameters():
+    recipe, batch, seen = jr.recipes.dr_grpo(length=5), make_batch(), set()
+    model, params = tiny_model(dtype="bfloat16", num_layers=1)
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    optimizer = optax.adamw(1e-2)
-    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
-    after, _ = make_step(model, recipe, optimizer)(state, batch)
-    assert {x.dtype for x in jax.tree.leaves(after.params)} == {jnp.dtype("bfloat16")}
-    assert {x.dtype.name for x in jax.tree.leaves(after.opt_state)} == {"float32", "int32"}
-
-
-def test_a_bfloat16_model_gathers_gradients_in_float32():
-    recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()
-    model, params = tiny_model(dtype="bfloat16")
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    seen = {}
 
     def spy(updates, state, params=None):
-        seen["dtypes"] = {x.dtype for x in jax.tree.leaves(updates)}
+        seen.update(x.dtype.name for x in jax.tree.leaves(updates))
         return updates, state
 
-    optimizer = optax.chain(optax.GradientTransformation(lambda p: (), spy), sgd(0.1))
+    optimizer = optax.chain(optax.GradientTransformation(lambda p: (), spy), optax.adamw(1e-2))
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
-    state, metrics = make_step(model, recipe, optimizer, microbatches=2)(state, batch)
-    assert seen["dtypes"] == {jnp.dtype("float32")}
-    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
-    assert {x.dtype for x in jax.tree.leaves(metrics)} == {jnp.dtype("float32")}
+    after, metrics = make_step(model, recipe, optimizer, microbatches=2)(state, batch)
+    assert seen == {"float32"}
+    assert {x.dtype for x in jax.tree.leaves(after.params)} == {jnp.dtype("bfloat16")}
+    assert {x.dtype.name for x in jax.tree.leaves(after.opt_state)} == {"float32", "int32"}
+    assert {x.dtype.name for x in jax.tree.leaves(metrics)} == {"float32"}
 
 
 SEED = 3
@@ -421,6 +422,8 @@ def expect_same(a, b, tolerance=1e-5):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(1.0, np.abs(y).max()))
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_statistic_reaches_the_loss_and_its_gradient(microbatches):
     def lower_the_top(top, mask):
@@ -443,6 +446,7 @@ def test_a_statistic_reaches_the_loss_and_its_gradient(microbatches):
     expect_same(jax.tree.map(lambda a, b: a - b, params, after.params), grads)
 
 
+@pytest.mark.slow
 def test_what_is_scored_is_of_the_policy_at_the_start_of_the_step():
     seen = []
 
@@ -471,6 +475,7 @@ def test_what_is_scored_is_of_the_policy_at_the_start_of_the_step():
         np.testing.assert_allclose(found[kept], expected[kept], rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_statistic_of_a_recipe_may_have_the_name_of_a_known_number():
     def half(logits, targets):
         return jnp.full(targets.shape, 0.5)
@@ -488,6 +493,7 @@ def test_a_statistic_of_a_recipe_may_have_the_name_of_a_known_number():
         assert (scored.extras[name][batch.mask] == 0.5).all()
 
 
+@pytest.mark.slow
 def test_what_the_batch_brings_is_not_computed_again():
     def missing(logits, targets):
         return jnp.full(targets.shape, jnp.nan)
@@ -502,6 +508,7 @@ def test_what_the_batch_brings_is_not_computed_again():
     assert not np.isfinite(metrics["loss"])
 
 
+@pytest.mark.slow
 def test_a_teacher_reads_prompts_of_its_own():
     seen = []
 
@@ -529,6 +536,7 @@ def test_a_teacher_reads_prompts_of_its_own():
         run_steps(recipe, missing)
 
 
+@pytest.mark.slow
 def test_the_policy_reads_the_answer_after_each_turn():
     recipe, (network, params) = jr.recipes.igpo(), model()
     batch = batch_of(recipe, without=("answer_logp",))
@@ -602,8 +610,8 @@ def start(recipe, **options):
     return init_state(model()[1], sgd(1.0), recipe, key=jax.random.key(0), **options)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@for_each(
+    "call, message",
     [
         (lambda: start(with_critic()), "has a critic; give critic=init_critic"),
         (lambda: start(plain(), critic=model()[1]), "has no critic, but one is passed"),
@@ -630,7 +638,7 @@ def test_a_critic_must_be_given_where_the_recipe_has_one(call, message):
         call()
 
 
-@pytest.mark.parametrize("copy", [True, False])
+@for_each("copy", [True, False])
 def test_no_more_of_a_critic_is_copied_than_must_be(copy):
     recipe = with_critic().replace(critic=dataclasses.replace(CRITIC, target_rate=0.25))
     network, params = model()
@@ -739,6 +747,8 @@ def test_the_update_is_scaled_where_the_recipe_says_so():
     expect_same(moved.params, want, 1e-6)
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_policy_too_far_from_that_of_the_batch_makes_no_further_step(microbatches):
     gate = jr.bind(jr.regularizers.kl_gate, max_kl=1e-4)
@@ -771,6 +781,7 @@ def test_a_policy_too_far_from_that_of_the_batch_makes_no_further_step(microbatc
     assert float(metrics["updates"] + metrics["withheld"]) == 2.0 and metrics["updates"] >= 1.0
 
 
+@pytest.mark.slow
 def test_a_batch_with_withheld_and_skipped_steps_still_moves_the_recipes_state():
     """As the batch itself is sound: a minibatch alone had a loss that is non-finite."""
 
@@ -837,8 +848,9 @@ def test_a_controller_sees_how_far_the_last_update_went():
     assert int(state.algo_state.controllers["watched"]) == 1
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
-    ("first", "then", "message"),
+    "first, then, message",
     [
         (
             jnp.int32(1),
@@ -870,6 +882,7 @@ def test_a_transform_that_changes_the_type_of_its_state_is_refused(learns, first
         run_steps(recipe, batch_of(recipe, old_logp=None))
 
 
+@pytest.mark.slow
 def test_integers_that_a_state_of_floats_holds_are_no_other_type():
     def update(rewards, state, mask, **context):
         return rewards, {"count": jnp.sum(mask), "last": 0.5}
@@ -917,6 +930,7 @@ def test_what_a_correction_rejects_is_reported_of_all_that_was_sampled():
     assert not [name for name in metrics if name.startswith("rejected")]
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("stale", [False, True])
 def test_tokens_of_unknown_behavior_have_ratio_one(stale):
@@ -1054,6 +1068,7 @@ def test_what_a_rule_of_the_optimizer_needs_is_named():
 # What a batch teaches
 
 
+@pytest.mark.slow
 def test_a_step_makes_the_updates_that_its_recipe_asks_for():
     recipe = jr.recipes.grpo(kl_coef=0.0).replace(epochs=2, minibatches=4)
     model, params = one_layer()
@@ -1084,8 +1099,9 @@ def listed_advantages(advantage, **slots):
     return plain(advantage=jr.stateless(advantage), group_relative=False, **slots)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
-    ("recipe", "rewards", "expected"),
+    "recipe, rewards, expected",
     [
         (jr.recipes.grpo(), 0.0, 1),  # whose KL term alone has a gradient
         (jr.recipes.grpo(), 1.0, 1),
@@ -1113,8 +1129,8 @@ def test_a_signal_is_an_advantage_that_is_not_0(recipe, rewards, expected):
     assert float(no_signal(recipe, ready)) == expected
 
 
-@pytest.mark.parametrize(
-    ("recipe", "passes"),
+@for_each(
+    "recipe, passes",
     [
         (jr.recipes.luffy_shaping(length=6), 0),  # reads no log-probability of what sampled
         (jr.recipes.rollout_correction(), 1),  # of the old policy, also where none sampled

@@ -1,11 +1,11 @@
 """Whole runs that predict their own solutions: rewards, cutoffs, an exact resume."""
 
 import dataclasses
-import shutil
 
 import numpy as np
 import pytest
-from test_checkpoint import assert_same
+from exact_resume import assert_resumes
+from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -52,13 +52,10 @@ def test_an_efficient_run_is_resumed_exactly(tmp_path):
     judged = [int(row.get("rollouts/judge", 0)) for row in straight.history]
     assert [row["rollouts_sampled"] for row in straight.history] == [4 + n for n in judged]
     assert sum(judged) + 2 * int(state["gated"]) == 12 and 0 < int(state["gated"]) < 6
-    shutil.copytree(tmp_path / "run", tmp_path / "again")
-    for step in (2, 3):
-        shutil.rmtree(tmp_path / "again" / "checkpoints" / f"step_{step:08d}")
-    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "again")), resume=True)
-    assert_same(again.state, straight.state)
+    assert_resumes(config, straight, tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_predictions_train_with_the_reward_of_their_solutions(tmp_path, monkeypatch):
     rows = []
     collect = jr.rollout.collect.collect
@@ -110,7 +107,8 @@ class Wrong:
         return decision._replace(rows=rows), state
 
 
-@pytest.mark.parametrize("rewards", [(1.0,), (1.0, float("nan"))])
+@pytest.mark.slow
+@for_each("rewards", [(1.0,), (1.0, float("nan"))])
 def test_rewards_of_a_row_are_finite_and_one_a_member(tmp_path, rewards):
     recipe = jr.recipes.grpo().replace(name="wrong", collector=Wrong(rewards))
     with pytest.raises((ValueError, TrainingError), match="row 0 has the rewards .* for 2 members"):

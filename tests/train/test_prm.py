@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import ProcessRewardModel
@@ -35,25 +36,46 @@ def setting():
     return model, params, batch, prm
 
 
-def stepped(setting, *, microbatches=1, of_prm=SGD, loss=None, **options):
+def stepped(setting, recipe=None, *, microbatches=1, of_prm=SGD):
     model, params, batch, prm = setting
-    recipe, optimizer = jr.recipes.oprl(**options), optax.sgd(0.5)
-    if loss is not None:
-        recipe = recipe.replace(prm=ProcessRewardModel(loss=loss))
-    state = jr.train.init_state(
-        params, optimizer, recipe, key=jax.random.key(0), critic=prm, critic_optimizer=of_prm
-    )
-    step = jr.train.make_step(
-        model, recipe, optimizer, microbatches=microbatches, critic_optimizer=of_prm, donate=False
-    )
-    return step(state, batch)
+    recipe, optimizer, key = recipe or jr.recipes.oprl(), optax.sgd(0.5), jax.random.key(0)
+    critic = {"critic_optimizer": of_prm} if recipe.prm is not None else {}
+    given = critic | {"critic": prm} if critic else {}
+    state = jr.train.init_state(params, optimizer, recipe, key=key, **given)
+    options = {"microbatches": microbatches, "donate": False} | critic
+    return jr.train.make_step(model, recipe, optimizer, **options)(state, batch)
 
 
+def assert_close(a, b, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+def learned(setting, state, metrics, recipe, loss, old):
+    """Fails unless the reward model took a step of a loss, and then rewarded the policy's step."""
+    model, params, batch, prm = setting
+    value, grads = jax.value_and_grad(loss)(prm)
+    after = jax.tree.map(lambda x, g: x - 0.3 * g, prm, grads)
+    assert float(metrics["critic_loss"]) == pytest.approx(float(value), rel=1e-5)
+    assert_close(state.critic.params, after)
+    # The policy's step is that of the same recipe with the log-probabilities of what has learned.
+    extras = {**batch.extras, "prm_logp": jr.train.make_scorer(model)(after["model"], batch)}
+    given = model, params, batch.replace(old_logp=old, extras=extras), None
+    expected, _ = stepped(given, recipe.replace(prm=None))
+    assert_close(state.params, expected.params, atol=1e-5)
+    assert moved(state.params, params)
+
+
+def moved(a, b):
+    return any(jax.tree.leaves(jax.tree.map(lambda x, y: bool(np.any(x != y)), a, b)))
+
+
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("combine", ["mean", "sum"])
 def test_it_learns_from_outcomes_before_it_rewards_turns(setting, combine):
     model, params, batch, prm = setting
-    state, metrics = stepped(setting, combine=combine, alpha=2.0)
+    recipe = jr.recipes.oprl(combine=combine, alpha=2.0)
+    state, metrics = stepped(setting, recipe)
     scorer = jr.train.make_scorer(model)
     old = scorer(params, batch)
 
@@ -78,23 +100,7 @@ def test_it_learns_from_outcomes_before_it_rewards_turns(setting, combine):
         )
         return total / pairs
 
-    value, grads = jax.value_and_grad(loss)(prm)
-    after = jax.tree.map(lambda x, g: x - 0.3 * g, prm, grads)
-    assert float(metrics["critic_loss"]) == pytest.approx(float(value), rel=1e-5)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.critic.params, after
-    )
-    # The policy's step is that of the same recipe with the log-probabilities of what has learned.
-    extras = {**batch.extras, "prm_logp": scorer(after["model"], batch)}
-    recipe, optimizer = jr.recipes.oprl(alpha=2.0).replace(prm=None), optax.sgd(0.5)
-    plain = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
-    given = batch.replace(extras=extras, old_logp=old)
-    expected, _ = jr.train.make_step(model, recipe, optimizer)(plain, given)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, expected.params
-    )
-    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), state.params, params)
-    assert any(jax.tree.leaves(moved))
+    learned(setting, state, metrics, recipe, loss, old)
 
 
 @pytest.mark.slow
@@ -117,22 +123,23 @@ def test_a_loss_that_compares_no_pairs_needs_none(setting):
 
     model, params, batch, prm = setting
     batch = batch.replace(rewards=jnp.ones_like(batch.rewards))
-    state, metrics = stepped((model, params, batch, prm), of_prm=ADAMW, loss=cross_entropy)
+    recipe = jr.recipes.oprl().replace(prm=ProcessRewardModel(loss=cross_entropy))
+    state, metrics = stepped((model, params, batch, prm), recipe, of_prm=ADAMW)
     assert float(metrics["critic_updates"]) == 1 and float(metrics["critic_loss"]) > 0
-    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), state.critic.params, prm)
-    assert any(jax.tree.leaves(moved))
+    assert moved(state.critic.params, prm)
     batch = batch.replace(where=jnp.zeros_like(batch.where))
-    state, metrics = stepped((model, params, batch, prm), of_prm=ADAMW, loss=cross_entropy)
+    state, metrics = stepped((model, params, batch, prm), recipe, of_prm=ADAMW)
     assert float(metrics["critic_updates"]) == float(metrics["critic_skipped"]) == 0
     jax.tree.map(np.testing.assert_array_equal, state.critic.params, prm)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", ["initial", "policy"])
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_prime_learns_outcomes_against_its_reference(setting, reference, microbatches):
     model, params, batch, prm = setting
-    recipe, optimizer = jr.recipes.prime(reference=reference), optax.sgd(0.5)
+    recipe = jr.recipes.prime(reference=reference)
     scorer = jr.train.make_scorer(model)
     old, rewards = scorer(params, batch), jnp.minimum(batch.rewards, 1.0)
     ref = old - 0.3 * jax.random.uniform(jax.random.key(5), old.shape)
@@ -146,31 +153,12 @@ def test_prime_learns_outcomes_against_its_reference(setting, reference, microba
         each = -(rewards * jnp.log(right) + (1 - rewards) * jnp.log(1 - right))
         return jnp.where(there, each, 0).sum() / there.sum()
 
-    value, grads = jax.value_and_grad(loss)(prm)
-    after = jax.tree.map(lambda x, g: x - 0.3 * g, prm, grads)
-    state = jr.train.init_state(
-        params, optimizer, recipe, key=jax.random.key(0), critic=prm, critic_optimizer=SGD
-    )
-    step = jr.train.make_step(
-        model, recipe, optimizer, microbatches=microbatches, critic_optimizer=SGD, donate=False
-    )
-    state, metrics = step(state, batch)
-    assert float(metrics["critic_loss"]) == pytest.approx(float(value), rel=1e-5)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.critic.params, after
-    )
-    plain = recipe.replace(prm=None)
-    given = batch.replace(
-        old_logp=old, extras={**batch.extras, "prm_logp": scorer(after["model"], batch)}
-    )
-    first = jr.train.init_state(params, optimizer, plain, key=jax.random.key(0))
-    expected, _ = jr.train.make_step(model, plain, optimizer)(first, given)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, expected.params
-    )
+    setting = model, params, batch, prm
+    state, metrics = stepped(setting, recipe, microbatches=microbatches)
+    learned(setting, state, metrics, recipe, loss, old)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@for_each("pairs", [False, True])
 def test_a_loss_that_takes_any_context_needs_no_pairs_unless_it_names_them(pairs):
     def of_context(logp, old_logp, mask, rewards, **context):
         return jnp.where(mask & context["where"][..., None], logp, 0).sum()
@@ -200,11 +188,7 @@ def test_a_loss_that_takes_any_context_needs_no_pairs_unless_it_names_them(pairs
 def test_microbatches_add_up_and_what_begins_as_the_policy_knows_nothing(setting):
     whole, _ = stepped(setting)
     parts, _ = stepped(setting, microbatches=2)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-        (whole.params, whole.critic.params),
-        (parts.params, parts.critic.params),
-    )
+    assert_close((whole.params, whole.critic.params), (parts.params, parts.critic.params))
     model, params, batch, _ = setting
     fresh = jr.train.init_critic(model, params, heads=0, key=jax.random.key(1))
     _, metrics = stepped((model, params, batch, fresh))

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from pod_config import config
+from rows import for_each
 from test_checkpoint import truncate
 
 from jaxrl_llm.train import Checkpoints, MeshConfig, train
@@ -157,6 +158,7 @@ def test_four_processes_with_slots_train_as_one(tmp_path, alone):
     assert_same_run(tmp_path / "run", alone)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [None, "8"])
 def test_two_processes_refill_as_one(tmp_path, slots):
@@ -227,8 +229,8 @@ def test_a_command_that_is_wrong_is_so_in_every_process(tmp_path):
         assert len(lines) == 1 and "files that do not belong to a run ('thesis.txt')" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("asynchrony", "message"),
+@for_each(
+    "asynchrony, message",
     [
         (AsyncConfig(), "mesh: the 2 processes share one mesh of 8 devices"),
         (AsyncConfig(max_staleness=1), "max_staleness needs a single process"),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import make_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models.heads import headed_model
@@ -55,7 +56,7 @@ def counted(prompts, responses, size, frozen, shared_prefix_len=0):
     return total
 
 
-@pytest.mark.parametrize(("frozen", "shared_prefix_len"), [(False, 0), (True, 0), (False, 3)])
+@for_each("frozen, shared_prefix_len", [(False, 0), (True, 0), (False, 3)])
 def test_operations_are_those_counted_token_by_token(frozen, shared_prefix_len):
     rng, size = np.random.default_rng(0), ModelSize(matrices=1000, projection=70, attention=12)
     prompts, responses = shared_prefix_len + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
@@ -83,7 +84,7 @@ def counted_population(prompts, responses, size, shared_prefix_len):
     return total
 
 
-@pytest.mark.parametrize("shared_prefix_len", [0, 3])
+@for_each("shared_prefix_len", [0, 3])
 def test_operations_of_a_population_are_those_counted_token_by_token(shared_prefix_len):
     size = ModelSize(matrices=100, projection=10, attention=4)
     # Two members read two tokens each, one of them answers with one more.
@@ -101,6 +102,7 @@ def test_operations_of_a_population_are_those_counted_token_by_token(shared_pref
     assert one == pytest.approx(alone / 3)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("tied", [True, False])
 def test_operations_are_those_that_the_compiler_counts(tied):
     # A forward pass over one prompt, in a model whose products outweigh everything else. The
@@ -118,7 +120,8 @@ def test_operations_are_those_that_the_compiler_counts(tied):
     assert size.projection == model.config.vocab_size * 128
 
 
-def test_only_the_experts_of_a_token_count():
+def test_only_what_a_token_passes_through_counts():
+    # Only the experts of a token count.
     experts = ExpertsConfig(count=8, active=2, width=16)
     sizes = {
         active: model_size(tiny_model(experts=dataclasses.replace(experts, active=active))[0])
@@ -128,8 +131,7 @@ def test_only_the_experts_of_a_token_count():
     for active, found in sizes.items():
         assert found.matrices - sizes[1].matrices == (active - 1) * one
 
-
-def test_a_head_of_values_has_no_projection_and_linear_layers_have_no_pairs():
+    # A head of values has no projection and linear layers have no pairs.
     model, _ = tiny_model()
     assert model_size(headed_model(model)).projection == 0
     linear = LinearAttentionConfig(key_heads=1, value_heads=1, key_dim=8, value_dim=8)
@@ -137,8 +139,7 @@ def test_a_head_of_values_has_no_projection_and_linear_layers_have_no_pairs():
     mixed = tiny_model(layers=layers, linear_attention=linear)[0]
     assert 2 * model_size(mixed).attention == model_size(model).attention
 
-
-def test_a_model_that_does_not_tell_its_heads_is_not_measured():
+    # A model that does not tell its heads is not measured.
     model, _ = tiny_model(num_layers=1)
     config = dataclasses.make_dataclass("Config", ["dtype"])("float32")
     meter = Meter(model._replace(config=config), peak_flops=1e12)
@@ -229,15 +230,15 @@ def test_speed_of_a_denoiser():
     assert set(found) == {"unique_tokens", "unique_tokens_per_second"}
 
 
-def test_the_peak_of_a_cpu_is_measured_once():
+def test_the_peak_of_a_cpu_is_measured(monkeypatch):
+    # The peak of a cpu is measured once.
     peak = profile.measured_peak("float32")
     assert 1e8 < peak < 1e14
     measured = profile.measured_peak.cache_info().misses
     assert Meter(tiny_model(num_layers=1)[0], devices=8).peak == peak
     assert profile.measured_peak.cache_info().misses == measured
 
-
-def test_the_peak_is_that_of_the_fastest_product_so_far(monkeypatch):
+    # The peak is that of the fastest product so far.
     measured = iter([2e6, 1e6, 4e6, 3e6, 8e6])
     monkeypatch.setattr(profile, "_timed_product", lambda dtype, size: lambda: next(measured))
     monkeypatch.setattr(profile, "measured_peak", lambda dtype: 1e6)
@@ -251,7 +252,8 @@ def test_the_peak_is_that_of_the_fastest_product_so_far(monkeypatch):
     assert configured.peak == 5e6 and next(measured) == 8e6
 
 
-def test_a_trace_of_the_steps_that_are_asked_for(tmp_path):
+def test_traces_of_steps(tmp_path, monkeypatch):
+    # A trace of the steps that are asked for.
     for step in (1, 2, 3):
         with traced(step, (2,), tmp_path / "profile"):
             jnp.ones(3).sum().block_until_ready()
@@ -259,8 +261,7 @@ def test_a_trace_of_the_steps_that_are_asked_for(tmp_path):
     assert {p.relative_to(tmp_path / "profile").parts[0] for p in files} == {"step_00000002"}
     assert any(p.name.endswith(".xplane.pb") for p in files)
 
-
-def test_a_trace_that_fails_is_a_warning(tmp_path, monkeypatch):
+    # A trace that fails is a warning.
     with traced(1, (1,), tmp_path / "outer"):
         with pytest.warns(UserWarning, match="no trace of step 2: "), traced(2, (2,), tmp_path):
             done = True

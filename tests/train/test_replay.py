@@ -1,15 +1,16 @@
 """Whole runs that train on stored rollouts: resumed exactly, and weighed for what sampled them."""
 
-import dataclasses
-import shutil
-
+import jax
 import numpy as np
 import pytest
-from test_checkpoint import assert_same
+from exact_resume import assert_resumes
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.data import Cursor
 from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
+from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.setup import load_experiment
 
 SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -47,6 +48,7 @@ def runs(tmp_path_factory):
     return {"rounds": run("rounds"), "slots": run("slots", sampling=SLOTS)}
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "slots"])
 def test_half_of_a_batch_is_replayed_with_the_ratio_to_what_sampled_it(runs, name):
@@ -68,18 +70,31 @@ def test_half_of_a_batch_is_replayed_with_the_ratio_to_what_sampled_it(runs, nam
     assert (buffer.items.rewards[filled].std(axis=-1) > 0).all()
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "slots"])
 def test_a_run_with_a_buffer_resumes_exactly(runs, name, tmp_path):
-    config, whole = runs[name]
-    shutil.copytree(config.run_dir, tmp_path / "run")
-    for step in (3, 4):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
-    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
-    assert_same(again.state, whole.state)
-    for old, new in zip(
-        whole.state.collector_state.buffer.items,
-        again.state.collector_state.buffer.items,
-        strict=True,
-    ):
-        np.testing.assert_array_equal(old, new)
+    assert_resumes(*runs[name], tmp_path / "run", first=2)
+
+
+def low_and_short(prompt, completion, metadata):
+    return {"low": sum(ord(c) < 64 for c in completion) / 4, "short": 1 / (1 + len(completion))}
+
+
+def test_stored_groups_have_the_parts_of_their_rewards(tmp_path):
+    collector = jr.curation.replayed(capacity=8, share=0.5, regrade=True)
+    recipe = jr.recipes.gdpo().replace(name="stored", collector=collector)
+    config = tiny_run(tmp_path, recipe=recipe, reward=low_and_short)
+    experiment, params = load_experiment(config)
+    state, cursor = experiment.collector.init(len(experiment.train)), Cursor(0, 0)
+    for step in range(2):
+        key = jax.random.key(step)
+        got = collect_rollouts(experiment, params, key, cursor, state, number=step, version=step)
+        state, cursor = got.collector_state, got.cursor
+    batch = got.batch
+    assert got.metrics["rollouts/replayed"] == 4.0 and np.asarray(batch.where).all()
+    assert {*batch.reward_components} == {"low", "short"}
+    for values in batch.reward_components.values():
+        assert np.isfinite(np.asarray(values)).all()
+    total = sum(np.asarray(values) for values in batch.reward_components.values())
+    np.testing.assert_allclose(np.asarray(batch.rewards), total, rtol=1e-6)

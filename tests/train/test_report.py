@@ -3,7 +3,7 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-import pytest
+from rows import for_each
 
 from jaxrl_llm.train.logging.report import render, write_report
 
@@ -91,6 +91,7 @@ def pictures(page):
 
 
 def test_a_run_on_one_page():
+    # A run on one page.
     metrics = [evaluated(0, 0.25), *(row(n, reward=n / 4) for n in (1, 2, 3)), evaluated(3, 0.75)]
     samples = [sample(1, "five", reward=0.0), sample(2, "never shown"), sample(3)]
     end = {"step": 3, "event": "end", "outcome": "done", "seconds_save": 1.0, "seconds_total": 1.0}
@@ -113,9 +114,8 @@ def test_a_run_on_one_page():
         assert words in found.text, words
     assert "never shown" not in found.text and found.tags.count("h1") == 1
 
-
-def test_the_reward_of_a_step_is_that_of_all_sampled_rollouts():
-    """A collector that drops groups whose rollouts agree leaves a batch whose mean cannot rise."""
+    # The reward of a step is that of all sampled rollouts. A collector that drops groups whose
+    # rollouts agree leaves a batch whose mean cannot rise.
     metrics = [row(n, reward=0.5, sampled_reward=n / 4) for n in (1, 2, 3)]
     page = page_of(metrics)
     assert "reward, first and last step 0.25 → 0.75" in page.text
@@ -149,8 +149,8 @@ def test_time_is_split_and_adds_up():
     assert "Sampling and rewards went on during the training steps." in found
 
 
-@pytest.mark.parametrize(
-    ("events", "state"),
+@for_each(
+    "events, state",
     [
         ([], "2 steps; how it ended is not known."),
         ([START], "2 of 3 steps. No end is recorded: it is under way, or it was killed."),
@@ -167,7 +167,8 @@ def test_how_a_run_stands(events, state):
     assert state in found.text
 
 
-def test_what_a_model_writes_stays_text():
+def test_what_a_model_or_a_reward_writes_stays_text():
+    # What a model writes stays text.
     hostile = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x00\ud800"
     names = {"id": hostile, "prompt": hostile, "reward": hostile}
     metrics = [row(1, **{"reward/<i>": 1.0, "reward/<u>": 2.0, hostile: 1.0})]
@@ -182,8 +183,7 @@ def test_what_a_model_writes_stays_text():
     assert page.encode()  # no half characters
     assert "<i>" in found.text and page.count("<i>") == 0
 
-
-def test_texts_and_lists_of_a_reward_stand_with_its_numbers():
+    # Texts and lists of a reward stand with its numbers.
     said = {"reward/feedback": "<u>too long</u>", "reward/turn_rewards": [0.5, 1.0]}
     found = page_of([row(1)], [sample(1, **said, **{"reward/short": 0.25})])
     assert "feedback <u>too long</u>" in found.text and "turn_rewards [0.5, 1.0]" in found.text
@@ -200,7 +200,8 @@ def test_nothing_is_loaded_from_anywhere():
         assert len(re.findall(rf"{color}:", page)) == 2, color
 
 
-def test_every_picture_is_whole_and_every_number_has_one():
+def test_every_number_has_a_picture_and_what_diverged_comes_first():
+    # Every picture is whole and every number has one.
     metrics = [row(n, only_sometimes=1.0 if n == 2 else None, words="x") for n in (1, 2, 3)]
     page = render("r", metrics, [], [])
     shown = {e.get("aria-label") for e in pictures(page)}
@@ -208,15 +209,14 @@ def test_every_picture_is_whole_and_every_number_has_one():
     names = {name for x in re.findall(r"<code>(.*?)</code>", page) for name in x.split(", ")}
     assert names == {*STEP, "only_sometimes"}
 
-
-def test_what_diverged_is_looked_at_first_and_what_never_moved_last():
+    # What diverged is looked at first and what never moved last.
     metrics = [row(n, loss=None, staleness=0.0, entropy=0.0) for n in (1, 2)]
     first, _, rest = render("r", metrics, [], []).partition("more curves")
     assert "<code>loss</code>" in first
     assert "<code>staleness</code>" in rest and "<code>entropy</code>" in rest
 
 
-@pytest.mark.parametrize(
+@for_each(
     "metrics",
     [
         [],
@@ -237,7 +237,8 @@ def test_any_run_has_a_page(metrics):
     assert ("No step is finished yet" in page) == (not metrics)
 
 
-def test_files_of_a_run(tmp_path):
+def test_files_of_a_run_are_read_and_a_long_run_is_a_small_page(tmp_path):
+    # Files of a run.
     folder = tmp_path / "try_7"
     folder.mkdir()
     page = Page(write_report(folder).read_text())
@@ -251,8 +252,7 @@ def test_files_of_a_run(tmp_path):
     path = write_report(folder, tmp_path / "elsewhere.html")
     assert path == tmp_path / "elsewhere.html" and path.is_file()
 
-
-def test_a_long_run_is_a_small_page(tmp_path):
+    # A long run is a small page.
     metrics = [row(n) for n in range(1, 3001)]
     page = render("r", metrics, [sample(n) for n in range(1, 3001)], [START])
     assert len(page) < 1_000_000

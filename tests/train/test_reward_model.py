@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from rows import for_each
 from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
@@ -71,20 +72,37 @@ config = TrainConfig(model=model, data=DataConfig(prompts={path!r}, chat=False),
 """
 
 
+def trained_by_command(folder, recipe, rows, steps):
+    """A folder with an exported reward model, and with the folder of its run."""
+    path, run_dir = write(folder / "rows.jsonl", rows), str(folder / f"{recipe}_run")
+    config = folder / "config.py"
+    config.write_text(CONFIG.format(path=path, recipe=recipe, run_dir=run_dir, steps=steps))
+    assert main(["train", str(config)]) == 0
+    assert main(["export", run_dir, str(folder / recipe)]) == 0
+    return folder
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Folders of a reward model of responses and of one of steps, trained by the command."""
-    folder = tmp_path_factory.mktemp("rm")
-    for recipe, rows, steps in (
-        ("reward_model", PAIRS, 6),
-        ("process_reward_model", STEPS, 20),
-    ):
-        path, run_dir = write(folder / f"{recipe}.jsonl", rows), str(folder / f"{recipe}_run")
-        config = folder / f"config_{recipe}.py"
-        config.write_text(CONFIG.format(path=path, recipe=recipe, run_dir=run_dir, steps=steps))
-        assert main(["train", str(config)]) == 0
-        assert main(["export", run_dir, str(folder / recipe)]) == 0
-    return folder
+    """A reward model of responses."""
+    return trained_by_command(tmp_path_factory.mktemp("rm"), "reward_model", PAIRS, 6)
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """A reward model of steps."""
+    return trained_by_command(tmp_path_factory.mktemp("prm"), "process_reward_model", STEPS, 20)
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory):
+    """A reward model whose head was drawn, large enough to tell responses apart."""
+    model, params = jr.models.with_head(*tiny_model(num_layers=1), key=jax.random.key(0))
+    params["head"] = {"kernel": params["head"]["kernel"] * 100}
+    folders = {head: tmp_path_factory.mktemp(head) for head in ("response", "step")}
+    for head, folder in folders.items():
+        jr.models.save_safetensors(params, folder, config=model.config, head=head)
+    return folders
 
 
 def last_evaluation(run_dir):
@@ -109,6 +127,7 @@ def test_a_head_learns_pairs_and_a_resumed_run_is_the_uninterrupted_one(tmp_path
     assert_same(through.state, rest.state)
 
 
+@pytest.mark.slow
 def test_an_adapter_trains_beside_the_head(tmp_path):
     path = write(tmp_path / "pairs.jsonl", PAIRS)
     config = of_data(tmp_path / "run", path, lora=LoRAConfig(rank=4), steps=8)
@@ -118,11 +137,11 @@ def test_an_adapter_trains_beside_the_head(tmp_path):
 
 
 @pytest.mark.slow
-def test_steps_are_graded_one_by_one(exported):
-    first, last = last_evaluation(exported / "process_reward_model_run")
+def test_steps_are_graded_one_by_one(graded):
+    first, last = last_evaluation(graded / "process_reward_model_run")
     assert first["mean"] < last["mean"] == 1.0 and last["samples"] == 1
     reward = jr.train.reward_model(
-        exported / "process_reward_model", tokenizer=ByteTokenizer(), chat=False
+        graded / "process_reward_model", tokenizer=ByteTokenizer(), chat=False
     )
     scores = jr.rewards.score(reward, ["q1"] * 3, ["ab\n\nXY", "ab", "XY\n\nab"])
     steps = [[x > 0.5 for x in each] for each in scores.details["turn_rewards"]]
@@ -132,6 +151,7 @@ def test_steps_are_graded_one_by_one(exported):
     np.testing.assert_allclose(scores.rewards, least, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_exported_reward_model_scores_what_was_trained(exported):
     reward = jr.train.reward_model(
         str(exported / "reward_model"), tokenizer=ByteTokenizer(), chat=False, batch_size=2
@@ -162,9 +182,10 @@ def test_an_exported_reward_model_scores_what_was_trained(exported):
     np.testing.assert_allclose(model.values(params, hidden)[0, 0, -1, 0], scores[2], rtol=1e-5)
 
 
-def test_a_conversation_is_scored_and_judged_as_a_whole(exported, tmp_path):
+@pytest.mark.slow
+def test_a_conversation_is_scored_and_judged_as_a_whole(headed, tmp_path):
     """As it was trained: rows whose last message alone is equal have other rewards."""
-    reward = jr.train.reward_model(str(exported / "reward_model"), tokenizer=ByteTokenizer())
+    reward = jr.train.reward_model(str(headed["response"]), tokenizer=ByteTokenizer())
     last = {"role": "user", "content": "and then?"}
     talks = [
         [{"role": "user", "content": text}, {"role": "assistant", "content": "ok"}, last]
@@ -174,7 +195,7 @@ def test_a_conversation_is_scored_and_judged_as_a_whole(exported, tmp_path):
     asked = [prompt.text for prompt in prompts], ["abc"] * 2, [x.metadata for x in prompts]
     scores = jr.rewards.score(reward, *asked).rewards
     encoder = TextEncoder(ByteTokenizer(), 500)
-    model, params = jr.models.load_reward_model(exported / "reward_model")
+    model, params = jr.models.load_reward_model(headed["response"])
     for talk, seen in zip(talks, scores, strict=True):
         prompt, reply = encoder.conversation(talk, "p"), encoder.response("abc", ends=True)
         context = jr.models.AttentionContext(jnp.ones((1, 1, len(prompt + reply)), bool))
@@ -270,7 +291,7 @@ def test_a_reward_model_of_transformers_is_read_at_the_end_of_the_conversation(t
 LOGITS = [-1.3863, -2.2687, -2.7517, -1.4319, -0.1499, -1.7983]
 
 
-@pytest.mark.parametrize(("head", "bias"), [("response", 0.0), ("step", 0.5)])
+@for_each("head, bias", [("response", 0.0), ("step", 0.5)])
 def test_a_stored_reward_model_is_a_classifier_of_transformers(tmp_path, head, bias):
     model, params = jr.models.with_head(*tiny_model(num_layers=2), key=jax.random.key(0))
     params["head"] = {"kernel": params["head"]["kernel"] * 100}
@@ -293,6 +314,7 @@ def test_a_stored_reward_model_is_a_classifier_of_transformers(tmp_path, head, b
         jr.models.save_safetensors(params, tmp_path, config=model.config, head=head, pad_id=259)
 
 
+@pytest.mark.slow
 def test_a_policy_earns_more_of_a_learned_reward(tmp_path, exported):
     reward = jr.train.reward_model(exported / "reward_model", tokenizer=ByteTokenizer(), chat=False)
     config = tiny_run(
@@ -304,21 +326,6 @@ def test_a_policy_earns_more_of_a_learned_reward(tmp_path, exported):
     )
     rewards = [row["reward"] for row in train(config).history]
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.2
-
-
-def test_a_policy_earns_more_of_graded_steps(tmp_path, exported):
-    """The rewards of its turns are those of a process reward model that another run trained."""
-    folder = exported / "process_reward_model"
-    config = tiny_run(
-        tmp_path,
-        recipe="trloo",
-        reward=jr.train.reward_model(folder, tokenizer=ByteTokenizer(), chat=False),
-        steps=12,
-        sampling=SamplingConfig(group_size=8, max_new_tokens=4),
-        optimizer=OptimizerConfig(learning_rate=2e-2),
-    )
-    rewards = [row["reward"] for row in train(config).history]
-    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1
 
 
 def test_a_reward_model_has_no_output_matrix_of_words(tmp_path):
@@ -353,8 +360,8 @@ def test_packed_values_are_the_padded_ones():
         np.testing.assert_allclose(score(params, packed), values, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@for_each(
+    "changes, message",
     [
         ({"reward": lambda *_: 1.0}, "reward has no effect: recipe 'reward_model' trains a reward"),
         (
@@ -368,7 +375,7 @@ def test_what_a_reward_model_has_no_use_for_is_named(tmp_path, changes, message)
         of_data(tmp_path, "pairs.jsonl", **changes)
 
 
-def test_bad_folders_and_recipes_are_named(tmp_path, exported):
+def test_bad_folders_and_recipes_are_named(tmp_path, headed):
     model, params = tiny_model(num_layers=1)
     jr.models.save_safetensors(params, tmp_path / "lm", config=model.config)
     with pytest.raises(ValueError, match="is a language model without a head"):
@@ -380,30 +387,36 @@ def test_bad_folders_and_recipes_are_named(tmp_path, exported):
         told = f"^{read.__name__}: .* of class 'Qwen2ForProcessRewardModel', which is not sup"
         with pytest.raises(ValueError, match=told):
             read(tmp_path / "lm")
-    with pytest.raises(ValueError, match="is the folder of a run; export its model first"):
-        jr.train.reward_model(exported / "reward_model_run")
-    with pytest.raises(ValueError, match="separator='x' has no effect with a reward model of resp"):
-        jr.train.reward_model(exported / "reward_model", separator="x")
-    with pytest.raises(
-        ValueError, match="read_at='end' has no effect with a reward model of steps"
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    response, read = headed["response"], jr.train.reward_model
+    for call, told in (
+        (lambda: read(tmp_path / "run"), "is the folder of a run; export its model first"),
+        (lambda: read(response, separator="x"), "separator='x' has no effect with a reward model"),
+        (
+            lambda: read(headed["step"], read_at="end"),
+            "read_at='end' has no effect with a reward model of steps",
+        ),
+        (
+            lambda: read(response, chat=False, read_at="end"),
+            "read_at='end' has no effect without a chat template",
+        ),
+        (lambda: jr.train.judge(response), "is a reward model, which writes nothing"),
     ):
-        jr.train.reward_model(exported / "process_reward_model", read_at="end")
-    with pytest.raises(ValueError, match="read_at='end' has no effect without a chat template"):
-        jr.train.reward_model(exported / "reward_model", chat=False, read_at="end")
-    with pytest.raises(ValueError, match="is a reward model, which writes nothing"):
-        jr.train.judge(exported / "reward_model")
+        with pytest.raises(ValueError, match=told):
+            call()
     recipe = jr.recipes.reward_model()
     with pytest.raises(ValueError, match="which writes no responses: the collector must take them"):
         recipe.replace(collector=None)
     term = jr.bind(jr.regularizers.kl_to_reference, coef=0.1)
     with pytest.raises(ValueError, match="has no log-probabilities; it cannot have regularizers"):
         recipe.replace(regularizers=(term,))
-    reward = jr.train.reward_model(exported / "reward_model", tokenizer=ByteTokenizer(), chat=False)
+    reward = read(response, tokenizer=ByteTokenizer(), chat=False)
     with pytest.warns(jr.rewards.VerifierWarning, match="needs 502 tokens of a context of 256"):
         scores = jr.rewards.score(reward, ["q", "q"], ["a", "a" * 500])
     assert scores.failed.tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_commands_for_text_refuse_a_reward_model(exported, capsys):
     run = str(exported / "reward_model_run")
     assert main(["sample", run, "q"]) == 2
@@ -464,6 +477,7 @@ def test_a_judge_stops_where_its_template_ends_a_turn(tmp_path, monkeypatch):
         assert jr.train.judge(tmp_path, tokenizer=OtherEnd(), chat=chat)._sample == ends
 
 
+@pytest.mark.slow
 def test_a_tokenizer_may_have_tokens_that_the_model_lacks(tmp_path):
     """As that of Gemma 3 1B, whose last token stands for images and is in no text."""
     words = {"<eos>": 0, "<unk>": 1, "a": 2, "b": 3}
@@ -506,6 +520,7 @@ config = dataclasses.replace(CONFIG, reward=reward)
 """
 
 
+@pytest.mark.slow
 def test_a_judge_that_compares_is_refused_one_response_to_a_prompt(tmp_path, capsys):
     model, params = tiny_model(num_layers=1)
     jr.models.save_safetensors(params, tmp_path / "judge", config=model.config)

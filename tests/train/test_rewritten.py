@@ -190,6 +190,7 @@ def test_the_experts_turn_stands_in_for_one_that_deviates(tmp_path):
     check_scores(experiment, params, batch)
 
 
+@pytest.mark.slow
 def test_models_and_methods_that_cannot_read_rewritten_rows_say_so(forgotten):
     experiment, params, collected = forgotten
     with pytest.raises(ValueError, match="reads_trees"):
@@ -209,6 +210,8 @@ def linear_and_forgetful():
 TEACHES = {"recipe": "gkd", "teacher": linear_and_forgetful}
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -232,6 +235,7 @@ def test_what_cannot_read_rewritten_turns(tmp_path):
     assert why_no_rewrites(chosen, jr.recipes.igpo(), model) == "recipe 'igpo' cannot read that"
 
 
+@pytest.mark.slow
 def test_an_experts_turn_ends_a_run_that_cannot_train_on_it(tmp_path):
     changes = {"recipe": RULE, **ALONG, "model": linear}
     message = r"after SemiOnline.step of prompt '\d' the chat template, or Observation.instead, rew"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from test_checkpoint import assert_same
 from tiny_run import CONFIG, low_bytes, tiny_run
 
@@ -49,6 +50,8 @@ from jaxrl_llm.train.rollouts import (
 from jaxrl_llm.train.samplers import _check_mixture
 from jaxrl_llm.train.setup import init_experiment, load_experiment
 
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
+
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 STEPS, SHOWN = 6, 4 * 2  # every completion of a step goes to samples.jsonl
@@ -74,7 +77,7 @@ def threads():
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     yield
-    until(lambda: not threads(), 10.0)
+    until(lambda: not threads())
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def prompts_of(steps):
 # The rules, with batches that cost nothing.
 
 
-@pytest.mark.parametrize("most", [0, 1, 2, 8])
+@for_each("most", [0, 1, 2, 8])
 def test_a_batch_may_start_where_areals_capacity_says(most):
     for version in range(4):
         for number in range(version, version + 12):
@@ -155,7 +158,7 @@ def state_of(step):
     return TrainState(params, (), algo_state, jax.random.key(0), jnp.int32(step), step)
 
 
-@pytest.mark.parametrize("most", [0, 1, 2, 3])
+@for_each("most", [0, 1, 2, 3])
 def test_batches_come_in_order_and_are_never_too_old(monkeypatch, most):
     draw = random.Random(most)
     seen = []
@@ -178,11 +181,12 @@ def test_batches_come_in_order_and_are_never_too_old(monkeypatch, most):
     assert ages[0] == 0 and min(ages) >= 0 and max(ages) == most
 
 
-def test_the_sampler_keeps_its_weights_when_a_step_gives_them_away(monkeypatch):
+def test_what_a_step_gives_away_is_kept(monkeypatch):
+    # The sampler keeps its weights when a step gives them away.
     released, found = threading.Event(), []
 
     def make(number, version, params):
-        released.wait(10)
+        released.wait(60)
         found.append(params["w"].tolist())
 
     state = state_of(0)
@@ -193,8 +197,7 @@ def test_the_sampler_keeps_its_weights_when_a_step_gives_them_away(monkeypatch):
         rollouts.next()
     assert found == [[0.0, 0.0]]
 
-
-def test_a_collector_follows_the_state_that_came_with_the_weights(monkeypatch):
+    # A collector follows the state that came with the weights.
     options = {"steps": 3, "follows": lambda algo_state: algo_state["rates"]}
     with ahead(monkeypatch, 1, lambda number, version, params: None, **options) as rollouts:
         for step in range(3):
@@ -206,7 +209,8 @@ def test_a_collector_follows_the_state_that_came_with_the_weights(monkeypatch):
     assert batch.number == 2
 
 
-def test_an_error_is_raised_behind_the_batches_before_it(monkeypatch):
+def test_errors_end_the_thread_behind_what_is_finished(monkeypatch):
+    # An error is raised behind the batches before it.
     def make(number, version, params):
         if number == 2:
             raise RewardError("the judge is away")
@@ -221,8 +225,7 @@ def test_an_error_is_raised_behind_the_batches_before_it(monkeypatch):
             rollouts.publish(state_of(step + 1))
     assert rollouts.pending(2) == []
 
-
-def test_an_error_of_the_loop_ends_the_thread(monkeypatch):
+    # An error of the loop ends the thread.
     begun = threading.Event()
 
     def make(number, version, params):
@@ -230,7 +233,7 @@ def test_an_error_of_the_loop_ends_the_thread(monkeypatch):
         time.sleep(0.05)
 
     with pytest.raises(TrainingError), ahead(monkeypatch, 3, make) as rollouts:
-        begun.wait(10)
+        begun.wait(60)
         raise TrainingError("the disk is full")
     assert not threads() and rollouts.pending(0)  # the one under way is finished
 
@@ -251,7 +254,7 @@ def test_a_run_waits_for_a_batch_that_an_earlier_one_left(monkeypatch):
     monkeypatch.setattr(rollouts_module, "SyncRollouts", lambda experiment, state: threads())
     make, begun, released = endless()
     with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make):
-        begun.wait(10)
+        begun.wait(60)
         raise KeyboardInterrupt
     assert threads()
     threading.Timer(0.1, released.set).start()
@@ -262,26 +265,24 @@ def test_a_run_waits_for_a_batch_that_an_earlier_one_left(monkeypatch):
 def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
     monkeypatch.setattr(rollouts_module, "_AT_ONCE", 0.01)
     make, begun, released = endless()
-    before = time.monotonic()
     with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make):
-        begun.wait(10)
+        begun.wait(60)
         raise KeyboardInterrupt
-    assert time.monotonic() - before < 30 and threads()
+    assert threads()  # the batch is not done
     released.set()
 
 
-@pytest.mark.parametrize("error", [None, TrainingError("the disk is full")])
+@for_each("error", [None, TrainingError("the disk is full")])
 def test_a_run_that_ends_early_waits_only_a_while_until_all_is_told(monkeypatch, error):
     monkeypatch.setattr(rollouts_module, "_PATIENCE", 0.01)
     make, begun, released = endless()
     at_exit = []
     monkeypatch.setattr(rollouts_module.atexit, "register", at_exit.append)
-    before = time.monotonic()
     with contextlib.suppress(TrainingError), ahead(monkeypatch, 1, make):
-        begun.wait(10)
+        begun.wait(60)
         if error is not None:
             raise error
-    assert time.monotonic() - before < 30 and threads()
+    assert threads()  # the batch is not done
     released.set()
     (join,) = at_exit  # the process itself does not end in the middle of a batch
     join()
@@ -331,6 +332,7 @@ def experiment_and_params():
     return load_experiment(ahead_run("unused"))
 
 
+@pytest.mark.slow
 def test_a_thread_without_staleness_is_the_synchronous_loop(in_turns, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl_llm.train.run.make_rollouts", AsyncRollouts)
     result = train(tiny_run(tmp_path, samples_shown=SHOWN))
@@ -344,7 +346,10 @@ def test_a_thread_without_staleness_is_the_synchronous_loop(in_turns, tmp_path, 
 
 @pytest.fixture(scope="module")
 def two_behind(tmp_path_factory):
-    """A run whose first three batches are all made by the first weights."""
+    """A run whose first three batches are all made by the first weights.
+
+    Its first step waits for two more batches: without a thread beside it, it would never end.
+    """
     folder, made = tmp_path_factory.mktemp("two_behind"), []
     place = "jaxrl_llm.train.run."
     with pytest.MonkeyPatch.context() as patch:
@@ -363,7 +368,8 @@ def two_behind(tmp_path_factory):
         return train(ahead_run(folder, checkpoint=checkpoint))
 
 
-def test_ages_are_bounded_and_every_question_is_used_once(two_behind):
+def test_ages_are_bounded_and_told(two_behind):
+    # Ages are bounded and every question is used once.
     rows = two_behind.history
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     ages = [row["staleness_max"] for row in rows]
@@ -374,6 +380,13 @@ def test_ages_are_bounded_and_every_question_is_used_once(two_behind):
     for row in rows:
         assert row["seconds_wait"] >= 0 and row["seconds_sample"] > 0
         assert row["seconds_reward"] > 0 and row["tokens_per_second"] > 0
+
+    # The ratio is that of the policy to what sampled.
+    new, *_, old = two_behind.history[:3]
+    assert new["ratio_max"] == pytest.approx(1, abs=1e-4) and abs(new["sampler_gap"]) < 1e-4
+    assert new["loss"] == pytest.approx(0, abs=1e-6)
+    assert old["ratio_max"] > 1.1 and old["sampler_gap"] > 0.05 and old["sampler_ess"] < 0.95
+    assert old["approx_kl"] > 0 and old["sampler_kl"] != 0
 
 
 def test_a_batch_depends_on_its_number_and_its_weights_alone(two_behind, experiment_and_params):
@@ -389,14 +402,6 @@ def test_a_batch_depends_on_its_number_and_its_weights_alone(two_behind, experim
         assert [(r["prompt"], r["completion"]) for r in batch.rows] == expected[number + 1]
 
 
-def test_the_ratio_is_that_of_the_policy_to_what_sampled(two_behind):
-    new, *_, old = two_behind.history[:3]
-    assert new["ratio_max"] == pytest.approx(1, abs=1e-4) and abs(new["sampler_gap"]) < 1e-4
-    assert new["loss"] == pytest.approx(0, abs=1e-6)
-    assert old["ratio_max"] > 1.1 and old["sampler_gap"] > 0.05 and old["sampler_ess"] < 0.95
-    assert old["approx_kl"] > 0 and old["sampler_kl"] != 0
-
-
 def collected(experiment, params, recipe, number=5, version=3):
     experiment = dataclasses.replace(experiment, recipe=recipe)
     return collect_rollouts(
@@ -404,7 +409,9 @@ def collected(experiment, params, recipe, number=5, version=3):
     )
 
 
-def test_a_recipe_that_reads_what_sampled_does_so_in_its_own_way(experiment_and_params):
+@pytest.mark.slow
+def test_what_a_recipe_reads_of_the_sampler_is_brought(experiment_and_params):
+    # A recipe that reads what sampled does so in its own way.
     for recipe in (jr.recipes.areal(), jr.recipes.vespo(), jr.recipes.minpro()):
         assert recipe.reads_behavior
     experiment, params = experiment_and_params
@@ -421,8 +428,7 @@ def test_a_recipe_that_reads_what_sampled_does_so_in_its_own_way(experiment_and_
     scored = jr.train.make_scorer(experiment.model)(params, batch)
     np.testing.assert_allclose(old_logp(jr.recipes.areal(), True), scored, atol=1e-5)
 
-
-def test_versions_are_brought_to_a_recipe_that_names_them(experiment_and_params):
+    # Versions are brought to a recipe that names them.
     young = jr.bind(jr.corrections.staleness_mask, max_staleness=1)
     found = collected(
         *experiment_and_params, jr.recipes.dapo().replace(name="young", selection=young)
@@ -448,6 +454,7 @@ def stop_with_two_waiting(monkeypatch, source, at=2):
     monkeypatch.setattr(JsonLines, "write", wait_and_write)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_trains_on_what_was_waiting_first(tmp_path, monkeypatch, source):
     graded = []
 
@@ -480,6 +487,7 @@ def test_a_resumed_run_trains_on_what_was_waiting_first(tmp_path, monkeypatch, s
     assert last.is_dir() and not (last / "extras").exists()
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [None, "int8"])
 def test_a_run_ahead_resumes_exactly(mode, tmp_path, monkeypatch, source):
@@ -561,6 +569,8 @@ def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, experiment_an
         )
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["ids", "bits"])
 def test_the_support_of_a_truncated_sampler_waits_too(tmp_path, form):
     filters = {"ids": {"top_k": 5}, "bits": {"top_p": 0.8}}[form]
@@ -576,26 +586,7 @@ def test_the_support_of_a_truncated_sampler_waits_too(tmp_path, form):
     assert_same(found.batch, batch.batch)
 
 
-def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(tmp_path):
-    calls, lines = [], []
-
-    def reward(prompt, completion, metadata):
-        calls.append(prompt)
-        if len(calls) == 2 * SHOWN + 3:
-            raise OSError("the judge is away")
-        return low_bytes(prompt, completion, metadata)
-
-    config = ahead_run(tmp_path, reward=reward)
-    with pytest.raises(RewardError, match="the judge is away"):
-        train(config, log=lines.append)
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
-    assert any("the state after step 2 is saved, for --resume" in line for line in lines)
-    assert any("1 of 8 cpu device(s), rollouts at most 2 update(s) behind" in x for x in lines)
-    done = train(config, resume=True)
-    assert int(done.state.step) == STEPS
-    assert prompts_of(steps_of(tmp_path)) == in_cursors_order()
-
-
+@pytest.mark.slow
 def test_an_error_of_the_loop_keeps_what_was_waiting(tmp_path, monkeypatch, source):
     write = JsonLines.write
 
@@ -615,24 +606,6 @@ def test_an_error_of_the_loop_keeps_what_was_waiting(tmp_path, monkeypatch, sour
     assert steps_of(tmp_path)[3] == [
         (row["prompt"], row["completion"]) for row in source[0].pending(2)[0].rows
     ]
-
-
-def test_sampling_and_training_overlap(tmp_path, monkeypatch):
-    put = jr.train.policy_gradient.place_batch
-
-    def slowly(batch, mesh):
-        time.sleep(0.2)
-        return put(batch, mesh)
-
-    def reward(prompt, completion, metadata):
-        time.sleep(0.2 / SHOWN)
-        return low_bytes(prompt, completion, metadata)
-
-    monkeypatch.setattr("jaxrl_llm.train.policy_gradient.place_batch", slowly)
-    rows = train(ahead_run(tmp_path, 1, reward=reward)).history[1:]
-    took = sum(sum(row[f"seconds_{k}"] for k in ("wait", "score", "train")) for row in rows)
-    work = sum(row[f"seconds_{k}"] for row in rows for k in ("sample", "reward", "score", "train"))
-    assert took < 0.75 * work  # in turns it is all of it
 
 
 # Devices.
@@ -656,6 +629,7 @@ def test_devices_that_only_sample(two_behind, tmp_path):
             np.testing.assert_allclose(row[name], other[name], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_baseline_is_sampled_where_the_rollouts_are(experiment_and_params):
     experiment, params = load_experiment(ahead_run("unused", asynchrony=APART))
     assert {d for x in jax.tree.leaves(params) for d in x.devices()} == set(jax.devices()[:1])
@@ -670,32 +644,33 @@ def test_a_baseline_is_sampled_where_the_rollouts_are(experiment_and_params):
     np.testing.assert_array_equal(greedy, expected.batch.extras["greedy_rewards"])
 
 
-def test_a_baseline_counts_as_sampled(experiment_and_params):
+@pytest.mark.slow
+def test_a_baseline_counts_as_sampled(experiment_and_params, monkeypatch):
     experiment, params = experiment_and_params
-    samplers, spent = experiment.samplers, []
+    samplers, spent, now, hour = experiment.samplers, [], time.perf_counter, 3600
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + hour * len(spent))
 
-    def slow(*arguments):
-        start = time.perf_counter()
+    def slow(*arguments):  # it takes an hour
         rollout = samplers.baseline(*arguments)
-        time.sleep(0.5)
-        spent.append((int(rollout.mask.sum()), time.perf_counter() - start))
+        spent.append(int(rollout.mask.sum()))
         return rollout
 
     experiment = dataclasses.replace(experiment, samplers=samplers._replace(baseline=slow))
     plain = collected(experiment, params, jr.recipes.dr_grpo(length=4), number=0, version=0)
     assert not spent
     found = collected(experiment, params, jr.recipes.remax(), number=0, version=0)
-    [(tokens, seconds)] = spent
+    [tokens] = spent
     assert 4 <= tokens <= 4 * 4  # of four prompts
     assert found.metrics["tokens_sampled"] == plain.metrics["tokens_sampled"] + tokens
-    assert 0 <= found.seconds["reward"] < seconds < found.seconds["sample"]
+    assert 0 <= found.seconds["reward"] < hour < found.seconds["sample"]
 
 
 def first_byte(text):
     return text[:1] or None
 
 
-def test_votes_of_any_extractor_train_questions_without_answers(experiment_and_params):
+def test_votes_train_questions_without_answers(experiment_and_params):
+    # Votes of any extractor train questions without answers.
     experiment, params = experiment_and_params
     vote = jr.rewards.majority_vote(answer=first_byte)
     config = dataclasses.replace(experiment.config, reward=vote)
@@ -716,6 +691,18 @@ def test_votes_of_any_extractor_train_questions_without_answers(experiment_and_p
     assert found.metrics["rollouts_sampled"] == 2 * batch.rewards.size
     assert set(np.unique(found.batch.rewards)) <= {0.0, 1.0} and np.any(found.batch.rewards)
 
+    # A failed call has no vote.
+    experiment, params = experiment_and_params
+    config = dataclasses.replace(experiment.config, reward=HalfFails(), reward_on_error="zero")
+    experiment = dataclasses.replace(experiment, config=config)
+    recipe = jr.recipes.ttrl_majority(votes=1)
+    with pytest.warns(jr.rewards.VerifierWarning, match="failed on 4 of 8 completions"):
+        batch = collected(experiment, params, recipe, number=0, version=0).batch
+    answers = np.asarray(batch.extras["answer_ids"]).reshape(-1)
+    np.testing.assert_array_equal(answers[::2], 3)
+    np.testing.assert_array_equal(answers[1::2], -1)
+    assert np.asarray(batch.where).all()
+
 
 class HalfFails:
     """Every second call fails, and counts as 0."""
@@ -728,19 +715,6 @@ class HalfFails:
     def score_batch(self, prompts, completions, metadata):
         values = [self(*row) for row in zip(prompts, completions, metadata, strict=True)]
         return [jr.rewards.FAILED if i % 2 else x for i, x in enumerate(values)]
-
-
-def test_a_failed_call_has_no_vote(experiment_and_params):
-    experiment, params = experiment_and_params
-    config = dataclasses.replace(experiment.config, reward=HalfFails(), reward_on_error="zero")
-    experiment = dataclasses.replace(experiment, config=config)
-    recipe = jr.recipes.ttrl_majority(votes=1)
-    with pytest.warns(jr.rewards.VerifierWarning, match="failed on 4 of 8 completions"):
-        batch = collected(experiment, params, recipe, number=0, version=0).batch
-    answers = np.asarray(batch.extras["answer_ids"]).reshape(-1)
-    np.testing.assert_array_equal(answers[::2], 3)
-    np.testing.assert_array_equal(answers[1::2], -1)
-    assert np.asarray(batch.where).all()
 
 
 class NoBaseline:
@@ -770,8 +744,8 @@ def test_a_group_whose_baseline_has_no_reward_takes_no_part(experiment_and_param
     np.testing.assert_array_equal(greedy[0][others], greedy[1][others])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@for_each(
+    "options, message",
     [
         ({"max_staleness": -1}, "max_staleness must not be negative"),
         ({"max_staleness": 1, "sampler_devices": 0}, "sampler_devices must be above 0"),
@@ -784,8 +758,8 @@ def test_options_that_make_no_sense_are_refused(options, message):
         AsyncConfig(**options)
 
 
-@pytest.mark.parametrize(
-    ("options", "mesh", "message"),
+@for_each(
+    "options, mesh, message",
     [
         ({}, MeshConfig(data=4, tensor=2), "share several devices would deadlock"),
         ({"sampler_devices": 8}, MeshConfig(), "8 leaves none of the 8 device"),
@@ -804,33 +778,33 @@ def test_devices_that_do_not_fit_are_refused(tmp_path, options, mesh, message):
         train(tiny_run(tmp_path, asynchrony=asynchrony, mesh=mesh))
 
 
-def test_devices_apart_from_a_teacher_that_samples_are_left_out(tmp_path):
-    config = tiny_run(tmp_path, asynchrony=AsyncConfig(max_staleness=1, sampler_devices=4))
-    with pytest.raises(ValueError, match=r"a second copy of the teacher.*; leave it out \(None\)"):
-        _check_mixture(config)
-
-
-def test_a_recipe_that_older_weights_would_bias_is_refused():
+def test_who_may_train_behind_the_sampler(tmp_path):
+    # A recipe that older weights would bias is refused.
     with pytest.raises(ValueError, match=r"'rloo' has no correction .*max_staleness 1"):
         ahead_run("unused", 1, recipe="rloo")
     corrected = jr.recipes.rloo().replace(correction=jr.recipes.areal().correction)
     assert ahead_run("unused", 1, recipe=corrected).asynchrony.max_staleness == 1
 
+    # Devices apart from a teacher that samples are left out.
+    config = tiny_run(tmp_path, asynchrony=AsyncConfig(max_staleness=1, sampler_devices=4))
+    with pytest.raises(ValueError, match=r"a second copy of the teacher.*; leave it out \(None\)"):
+        _check_mixture(config)
 
+    # The command line has it.
+    words = ["--asynchrony.max-staleness", "2", "--asynchrony.sampler-devices", "4"]
+    words += ["--asynchrony.sampler-mesh.tensor", "2"]
+    given = parse_config(CONFIG, words).asynchrony
+    layout = MeshConfig(data=-1, tensor=2)
+    assert given == AsyncConfig(max_staleness=2, sampler_devices=4, sampler_mesh=layout)
+
+
+@pytest.mark.slow
 def test_asymre_trains_on_samples_of_older_weights(tmp_path):
     """Which it weighs by no ratio; the metrics have it all the same."""
     run = train(ahead_run(tmp_path, 1, recipe="asymre", minibatches=2, steps=4))
     rows = run.history
     assert [row["staleness"] for row in rows] == [0, 1, 1, 1]
     assert all(np.isfinite(row["loss"]) for row in rows) and rows[-1]["approx_kl"] > 0
-
-
-def test_the_command_line_has_it():
-    words = ["--asynchrony.max-staleness", "2", "--asynchrony.sampler-devices", "4"]
-    words += ["--asynchrony.sampler-mesh.tensor", "2"]
-    given = parse_config(CONFIG, words).asynchrony
-    layout = MeshConfig(data=-1, tensor=2)
-    assert given == AsyncConfig(max_staleness=2, sampler_devices=4, sampler_mesh=layout)
 
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=8)
@@ -853,7 +827,7 @@ def whole(tmp_path_factory):
     return collected_in(tmp_path_factory.mktemp("whole"), None)
 
 
-@pytest.mark.parametrize("slots", [2, 4, 8])
+@pytest.mark.parametrize("slots", [2, pytest.param(4, marks=SLOW), pytest.param(8, marks=SLOW)])
 def test_slots_change_nothing_but_the_time(whole, tmp_path, slots):
     found = collected_in(tmp_path, slots)
     assert found.rows == whole.rows and found.cursor == whole.cursor
@@ -883,7 +857,7 @@ def test_a_group_is_graded_while_others_decode(tmp_path, monkeypatch):
         for number, done in enumerate(iterate(self)):
             yield done
             if not number:
-                assert graded.wait(10), "nothing is graded before all have ended"
+                assert graded.wait(60), "nothing is graded before all have ended"
 
     iterate = Generation.__iter__
     monkeypatch.setattr(Generation, "__iter__", waits)
@@ -892,19 +866,8 @@ def test_a_group_is_graded_while_others_decode(tmp_path, monkeypatch):
     assert seen[0]
 
 
-def test_columns_and_errors_come_through(tmp_path):
-    found = collected_in(tmp_path, 4, reward=lambda p, c, m: {"reward": 1.0, "a": float(len(c))})
-    assert (found.batch.rewards == 1.0).all()
-    assert found.metrics["reward/a"] > 0
-
-    def fails(prompt, completion, metadata):
-        raise OSError("no")
-
-    with pytest.raises(Exception, match="q0"):
-        collected_in(tmp_path, 4, reward=fails)
-
-
-def test_a_group_whose_verifiers_all_failed_counts_zero():
+def test_columns_and_failures_of_groups_come_through(tmp_path):
+    # A group whose verifiers all failed counts zero.
     good = Scores(np.ones(2, np.float32), {"a": np.array([1, 2], np.float32)}, np.zeros(2, bool))
     dead = Scores(np.zeros(2, np.float32), {}, np.ones(2, bool))
     for order in ([good, dead], [dead, good]):
@@ -916,17 +879,19 @@ def test_a_group_whose_verifiers_all_failed_counts_zero():
     with pytest.raises(RewardError, match="names"):
         join_scores([good, Scores(np.ones(2, np.float32), {}, np.zeros(2, bool))])
 
+    # Columns and errors come through.
+    found = collected_in(tmp_path, 2, reward=lambda p, c, m: {"reward": 1.0, "a": float(len(c))})
+    assert (found.batch.rewards == 1.0).all()
+    assert found.metrics["reward/a"] > 0
 
-def test_a_run_in_slots_is_a_run(tmp_path):
-    # With a smaller epsilon, Adam magnifies the rounding of gradients near zero.
-    changes = {"steps": 2, "optimizer": dataclasses.replace(CONFIG.optimizer, eps=1e-3)}
-    result = train(tiny_run(tmp_path / "a", sampling=with_slots(4), **changes))
-    same = train(tiny_run(tmp_path / "b", sampling=SAMPLING, **changes))
-    for x, y in zip(*map(jax.tree.leaves, (result.state.params, same.state.params)), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-5)
+    def fails(prompt, completion, metadata):
+        raise OSError("no")
+
+    with pytest.raises(Exception, match="q0"):
+        collected_in(tmp_path, 2, reward=fails)
 
 
-@pytest.mark.parametrize("slots", [6, 16, 12])
+@for_each("slots", [6, 16, 12])
 def test_slots_that_make_no_grid_are_refused(slots):
     with pytest.raises(ValueError, match="slots must be below the 4 prompts"):
         dataclasses.replace(CONFIG, sampling=with_slots(slots))
@@ -940,7 +905,7 @@ class OtherEnd(jr.testing.ByteTokenizer):
     eos_ids = (258,)
 
 
-@pytest.mark.parametrize("recipe", [jr.recipes.grpo(), jr.recipes.eggroll(sigma=0.05)])
+@for_each("recipe", [jr.recipes.grpo(), jr.recipes.eggroll(sigma=0.05)])
 def test_responses_end_where_the_template_ends_a_turn(tmp_path, monkeypatch, recipe):
     made = []
     for name in ("make_sampler", "make_engine", "make_population", "make_denoising_sampler"):

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from test_checkpoint import assert_same
 from tiny_run import prompts, tiny_run
 
@@ -62,15 +63,27 @@ def gap(model, params, batch):
 NEAR = 1e-3
 
 
-@pytest.mark.parametrize("slots", [None, 8], ids=["batch", "slots"])
-@pytest.mark.parametrize("mode", ["int8", "fp8"])
-def test_what_is_sampled_has_the_probabilities_of_the_rounded_policy(mode, slots, tmp_path):
-    """And old_logp, where a correction reads both, is of the policy in full precision."""
+def rounded_batch(folder, mode, slots):
+    """A batch whose rollouts are of the policy in 8 bits."""
     options = {"recipe": "sol_rl", "sampling": sampling(mode, slots=slots)}
-    experiment, params = load_experiment(tiny_run(tmp_path, **options))
+    experiment, params = load_experiment(tiny_run(folder, **options))
     start = KEY, Cursor(), experiment.collector.init(len(experiment.train))
     batch = collect_rollouts(experiment, params, *start, number=0, version=0).batch
     assert gap(rounded_model(mode), params, batch) < NEAR < gap(experiment.model, params, batch)
+    return experiment, params, batch
+
+
+def test_what_is_sampled_has_the_probabilities_of_the_rounded_policy(tmp_path):
+    rounded_batch(tmp_path, "int8", 8)
+
+
+@pytest.mark.of_many
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [None, 8], ids=["batch", "slots"])
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+def test_old_logp_is_of_the_policy_in_full_precision(mode, slots, tmp_path):
+    """Where a correction reads it beside that of the rounded policy."""
+    experiment, params, batch = rounded_batch(tmp_path, mode, slots)
     scorer, recipe = jr.train.Scorer(experiment.model), experiment.recipe
     optimizer = jr.train.make_optimizer(experiment.config.optimizer)
     state = jr.train.init_state(params, optimizer, recipe, key=KEY)
@@ -84,8 +97,17 @@ def test_what_is_sampled_has_the_probabilities_of_the_rounded_policy(mode, slots
     )
 
 
-@pytest.mark.parametrize("lora", [LoRAConfig(), LoRAConfig(rank=2)], ids=["full", "lora"])
-@pytest.mark.parametrize("most", [0, 1])
+@pytest.mark.of_many
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("most", "lora"),
+    [
+        (1, LoRAConfig()),
+        (0, LoRAConfig()),
+        (1, LoRAConfig(rank=2)),
+        (0, LoRAConfig(rank=2)),
+    ],
+)
 def test_new_weights_are_rounded_anew(most, lora, tmp_path):
     config = tiny_run(
         tmp_path,
@@ -110,6 +132,7 @@ def test_new_weights_are_rounded_anew(most, lora, tmp_path):
         assert has_rounded(rollouts._weights[1])
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
 def test_rounded_weights_are_split_over_the_devices_that_sample(apart, tmp_path):
@@ -153,6 +176,7 @@ def test_a_run_resumes_exactly(tmp_path):
     assert gaps == again and min(gaps) > 1e-3
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_the_policy_in_full_precision(tmp_path):
     options = {
         "evaluation": EvaluationConfig(limit=2),
@@ -166,6 +190,7 @@ def test_an_evaluation_has_the_policy_in_full_precision(tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_greedy_baseline_is_of_the_rounded_policy(tmp_path):
     remax = jr.recipes.remax()
     with pytest.raises(ValueError, match="'remax' has no correction"):
@@ -184,6 +209,7 @@ def test_a_greedy_baseline_is_of_the_rounded_policy(tmp_path):
     assert "greedy_rewards" in batch.extras and [has_rounded(x) for x in weights] == [True]
 
 
+@pytest.mark.slow
 def test_without_a_correction_the_ratio_is_to_the_rounded_policy(tmp_path):
     """As with rollouts of older weights: reported, and within the clip of the surrogate."""
     rows = {}
@@ -237,6 +263,8 @@ def to_the_right(prompt, completion, metadata):
     return 1 / (1 + np.exp(-2 * float(completion.split()[0])))
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [None, "int8"])
 def test_drafts_are_rounded_and_what_trains_is_not(mode, tmp_path):
     """Drafts of the rounded policy choose the seeds, other ones than in full precision."""
@@ -299,8 +327,8 @@ def experts():
     return *tiny_model(num_layers=1, experts=kind), ByteTokenizer()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@for_each(
+    "changes, message",
     [
         (
             {"recipe": "eggroll", "remat": "full"},
@@ -325,13 +353,13 @@ def test_what_cannot_be_rounded_is_refused(changes, message, tmp_path):
         load_experiment(tiny_run(tmp_path, **{"sampling": sampling()} | changes))
 
 
-def test_weights_of_another_name_are_not_rounded_in_silence():
+def test_what_has_no_rounded_weights_is_refused():
+    # Weights of another name are not rounded in silence.
     model, params, _ = named_otherwise()
     with pytest.raises(ValueError, match="round_params: int8 rounds the weights of linear layers"):
         jr.models.round_params(model, params, mode="int8")
 
-
-def test_an_unknown_mode_is_refused():
+    # An unknown mode is refused.
     with pytest.raises(ValueError, match="sampling: quantization must be one of"):
         sampling("int4")
     with pytest.raises(ValueError, match="'sol_rl': sampler_quantization must be one of"):

@@ -1,6 +1,7 @@
 """Training takes the experts that the sampler took, in every layout of a batch and in a run."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import make_batch
+from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -96,6 +98,7 @@ def routes_of(network, params, rollout, p, g):
     return np.asarray(experts)[0, 0, len(PROMPTS[p]) - 1 :]
 
 
+@pytest.mark.slow
 def test_a_sampler_records_what_the_model_takes(small, rollout):
     assert rollout.experts.shape == (3, 4, 7, 2, 2) and rollout.experts.dtype == np.int16
     lengths = rollout.mask.sum(-1)
@@ -144,8 +147,19 @@ def test_other_weights_take_the_experts_of_the_sampler(small, rollout):
     assert np.abs(some - replayed)[mask].max() > 1e-3
 
 
-@pytest.mark.parametrize("shared", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("packing", ["always", "tree", "flat"])
+@pytest.mark.of_many
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("packing", "shared"),
+    [
+        ("flat", 0),
+        *(
+            (packing, shared)
+            for packing, shared in itertools.product(("always", "tree", "flat"), (0, 1))
+            if (packing, shared) != ("flat", 0)
+        ),
+    ],
+)
 def test_every_layout_takes_the_same(small, rollout, packing, shared):
     params = moved(small[1])
     batch = batch_of(rollout)
@@ -183,6 +197,7 @@ def test_responses_share_a_token_only_with_its_experts(small, rollout):
     assert cells[0] < cells[1]
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "packing"), [({"context": 4}, "flat"), ({"data": 2, "context": 2}, "never")]
@@ -248,6 +263,7 @@ def test_a_reference_chooses(small, rollout):
     assert np.abs(with_them.old_logp - without.old_logp).max() > 0.01
 
 
+@pytest.mark.slow
 def test_policies_of_earlier_iterations_choose(small, rollout):
     network, params = small
     recipe = jr.recipes.mnpo()
@@ -319,6 +335,7 @@ def run_of(folder, **changes):
     return tiny_run(folder, **options | changes)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [None, 4])
 def test_a_run_replays_and_resumes(tmp_path, slots):
@@ -364,8 +381,8 @@ def test_a_plan_counts_the_experts(tmp_path):
     assert "experts of tokens" in str(plans[0]) and "experts of tokens" not in str(plans[1])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@for_each(
+    "changes, message",
     [
         ({"model": dense_model}, "router_replay has no effect: the model records no experts"),
         (

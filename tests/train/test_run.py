@@ -80,6 +80,8 @@ def published(monkeypatch):
     return found
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_skipped_steps_are_counted(tmp_path, published, staleness):
     lines = []
@@ -146,15 +148,7 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
     assert asked == list(batch["prompts"])
 
 
-def test_a_resumed_run_counts_on(tmp_path):
-    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(2, 3, 4), max_skipped=3)
-    assert int(train(dataclasses.replace(config, steps=3)).state.step) == 3
-    with pytest.raises(
-        TrainingError, match="Step 4 gave loss nan .* none of the last 3 steps made one"
-    ):
-        train(config, resume=True)
-
-
+@pytest.mark.slow
 def test_a_skipped_first_step_leaves_the_first_state(tmp_path):
     config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(1), max_skipped=1)
     with pytest.raises(TrainingError, match=r"Step 1 gave loss nan .* is skipped; its batch is in"):
@@ -202,8 +196,9 @@ def test_a_batch_that_cannot_be_written_does_not_hide_why(tmp_path):
         guard(Folder(tmp_path))(3, NUMBERS, None, make_batch(prompts=2))
 
 
-def test_steps_without_signal_are_in_the_row(tmp_path):
-    """Which ends the run whether its steps have no signal or no finite gradient."""
+def test_a_row_of_steps_without_an_update_ends_the_run(tmp_path):
+    # Steps without signal are in the row: which ends the run whether its steps have no signal or no
+    # finite gradient.
     note = guard(Folder(tmp_path), limit=3)
     idle = NUMBERS | {"loss": 0.0, "grad_norm": 0.0, "skipped": 0.0, "no_signal": 1.0}
     note(1, NUMBERS, None, None)
@@ -215,8 +210,7 @@ def test_steps_without_signal_are_in_the_row(tmp_path):
     options = {"limit": 3, "tokenizer": ByteTokenizer(), "inspect": None, "history": history}
     assert UpdateGuard(Folder(tmp_path), **options).in_a_row == 2
 
-
-def test_only_a_row_of_them_ends_the_run(tmp_path):
+    # Only a row of them ends the run.
     folder = Folder(tmp_path)
     note, good = guard(folder, limit=2), NUMBERS | {"loss": 1.0, "skipped": 0.0}
     for step, numbers in enumerate([NUMBERS, good, NUMBERS, good], start=1):
@@ -231,8 +225,8 @@ def test_only_a_row_of_them_ends_the_run(tmp_path):
         note(6, good | critic, None, make_batch(prompts=2))
 
 
-def test_a_step_with_some_of_its_updates_is_none_without(tmp_path):
-    """Of four updates of a batch, three were made."""
+def test_some_updates_or_withheld_ones_end_no_run(tmp_path):
+    # A step with some of its updates is none without: of four updates of a batch, three were made.
     folder = Folder(tmp_path)
     note, some = guard(folder, limit=1), NUMBERS | {"updates": 3.0}
     for step in (1, 2, 3):
@@ -247,8 +241,7 @@ def test_a_step_with_some_of_its_updates_is_none_without(tmp_path):
     with pytest.raises(TrainingError, match="so the critic's update is skipped"):
         note(6, some | of_critic | {"critic_skipped": 4.0}, None, make_batch(prompts=2))
 
-
-def test_updates_that_the_recipe_withholds_end_no_run(tmp_path):
+    # Updates that the recipe withholds end no run.
     folder = Folder(tmp_path)
     note, withheld = guard(folder, limit=1), {"updates": 0.0, "withheld": 2.0}
     note(1, NUMBERS | {"loss": 1.0, "skipped": 0.0} | withheld, None, None)
@@ -258,6 +251,7 @@ def test_updates_that_the_recipe_withholds_end_no_run(tmp_path):
     assert folder.said[0].endswith("so 1 of 3 updates of the policy are skipped.")
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, monkeypatch):
     def make(config: OptimizerConfig, *, updates):
         def spoiled(updates, params):  # by a matrix product: the update is not computed twice
@@ -282,6 +276,7 @@ class DatedTokenizer(ByteTokenizer):
         return chat.render_chat(self.template, messages)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_writes_the_date_of_its_first_session(tmp_path, monkeypatch):
     tokenizer = DatedTokenizer()
     data = DataConfig(prompts=prompts)

@@ -1,5 +1,6 @@
 """What a run writes: which completions, its settings, and what a resumed run may change."""
 
+import copy
 import dataclasses
 import functools
 
@@ -7,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fresh import fresh
+from rows import for_each
 from tiny_run import CONFIG, low_bytes, tiny_run
 
 import jaxrl_llm as jr
@@ -65,8 +68,8 @@ def parted(prompt, completion, metadata):
     return {"reward": right + 1.0, "right": right, "polite": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("kind", "rewards", "what"),
+@for_each(
+    "kind, rewards, what",
     [
         ("greedy", [[1.0], [0.0]], "Accuracy"),
         ("greedy", [[0.25], [0.75]], "Mean reward"),
@@ -76,7 +79,7 @@ def parted(prompt, completion, metadata):
 )
 def test_only_a_share_of_right_answers_is_called_accuracy(tmp_path, kind, rewards, what):
     lines = []
-    with RunFolder(tmp_path, resume=False, log=lines.append) as folder:
+    with RunFolder(fresh(tmp_path), resume=False, log=lines.append) as folder:
         folder.start(0, {})
         folder.held_out(0, {kind: accuracy(np.array(rewards))}, [])
         assert folder.accuracy_at(0) == {kind: accuracy(np.array(rewards))}
@@ -134,8 +137,8 @@ def test_what_does_not_decide_a_score_leaves_it():
     assert "sampling.temperature" in changed_score(*agents, "greedy")
 
 
-@pytest.mark.parametrize(
-    ("groups", "count", "expected"),
+@for_each(
+    "groups, count, expected",
     [
         (4, 0, []),
         (4, 1, ["a0"]),
@@ -151,6 +154,7 @@ def test_completions_are_of_as_many_prompts_as_there_can_be(groups, count, expec
     assert spread_rows(rows, groups, count) == expected
 
 
+@pytest.mark.slow
 def test_completions_of_every_second_step_with_the_parts_of_their_reward(tmp_path):
     options = {"steps": 4, "samples_every": 2, "samples_shown": 3, "reward": parted}
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=2, decay_steps=4)
@@ -187,8 +191,8 @@ def test_settings_show_the_slots_of_a_recipe_and_where_it_differs_from_its_prese
     assert mine["recipe"] == "mine" and "recipe.changed_slots" not in mine
 
 
-@pytest.mark.parametrize(
-    ("changes", "names"),
+@for_each(
+    "changes, names",
     [
         ({"steps": 9, "run_dir": "other", "samples_shown": 1, "max_skipped": 1}, ()),
         ({"report": ReportConfig(peak_flops=1.0), "microbatches": 2}, ()),
@@ -208,8 +212,8 @@ def test_which_settings_a_resumed_run_should_not_change(changes, names):
     assert set(names) <= set(changed) and (bool(names) or changed == {})
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "changed"),
+@for_each(
+    "old, new, changed",
     [
         ("/a/models/small", "/b/small", False),
         ("rows.jsonl", "../data/rows.jsonl", False),
@@ -224,10 +228,47 @@ def test_a_file_may_be_moved_but_not_be_another_one(old, new, changed):
     assert changed_settings({"dtype": old}, {"dtype": new})
 
 
-def test_a_run_whose_bound_reward_had_no_name_resumes():
-    """Earlier versions wrote "Bound" for the name of such a reward in a pool."""
-    with jr.rewards.VerifierPool(jr.bind(jr.rewards.code_stdio, total=50.0), workers=1) as pool:
-        now = settings(tiny_run("run", reward=pool))
+def test_what_earlier_versions_wrote_otherwise_is_no_change(monkeypatch):
+    # A run whose recipe had a status resumes.
+    now = settings(tiny_run("run"))
+    assert "recipe.status" not in now
+    assert changed_settings(now | {"recipe.status": "experimental"}, now) == {}
+
+    # A run whose penalty had a private name resumes.
+    now = recipe_settings(jr.recipes.rloo(kl_coef=0.5), length=8)
+    old = "chain(stateless(_penalized(kl_coef=0.5)), stateless(rloo))"
+    assert changed_settings(now | {"recipe.advantage": old}, now) == {}
+
+    # A slot that compares equal since is no change.
+    center = "(Computed('center', Transform(...), 'controller'),)"
+    written = (
+        (jr.recipes.verl_erank(gain=3.0), "advantage", "chain(stateless(grpo), Transform(...))"),
+        (jr.recipes.bco(beta=0.2), "computed", center),
+    )
+    for recipe, slot, text in written:
+        now = recipe_settings(recipe, length=8)
+        slots = now["recipe.changed_slots"].split(", ")
+        assert slot in slots
+        rest = ", ".join(name for name in slots if name != slot) or "none"
+        old = now | {"recipe.changed_slots": rest, f"recipe.{slot}": text}
+        assert changed_settings(old, now) == {}
+
+    # Options of other functions keep their names.
+    for name, old, new, changed in (
+        ("recipe.surrogate", "f(is_clip=1)", "f(cap=1)", True),
+        ("recipe.surrogate", "my_sdpo(is_clip=1)", "my_sdpo(cap=1)", True),
+        ("recipe.surrogate", "sdpo(the_is_clip=1)", "sdpo(the_cap=1)", True),
+        ("reward", "sdpo(is_clip=1)", "sdpo(cap=1)", True),
+        ("recipe.surrogate", "sdpo(is_clip=1)", "sdpo(is_clip=1)", False),
+        ("recipe.selection", "capo_selection(lr=1)", "capo_selection(learning_rate=1)", False),
+    ):
+        assert bool(changed_settings({name: old}, {name: new})) == changed
+
+    # A run whose bound reward had no name resumes: earlier versions wrote "Bound" for the name of
+    # such a reward in a pool.
+    monkeypatch.setenv(_worker.LOADING, "1")  # a pool without workers
+    pool = R.VerifierPool(bind(R.code_stdio, total=50.0))
+    now = settings(tiny_run("run", reward=pool))
     assert "code_stdio" in now["reward"]
     assert changed_settings(now | {"reward": "Bound"}, now) == {}
     for old, new, changed in (
@@ -239,14 +280,8 @@ def test_a_run_whose_bound_reward_had_no_name_resumes():
         assert bool(changed_settings({"reward": old}, {"reward": new})) == changed
 
 
-def test_a_run_whose_recipe_had_a_status_resumes():
-    now = settings(tiny_run("run"))
-    assert "recipe.status" not in now
-    assert changed_settings(now | {"recipe.status": "experimental"}, now) == {}
-
-
-@pytest.mark.parametrize(
-    ("recipe", "slot", "old"),
+@for_each(
+    "recipe, slot, old",
     [
         ("sdpo", "surrogate", "sdpo(alpha=0.5, is_clip=2.0)"),
         (
@@ -284,7 +319,8 @@ def test_a_run_whose_options_had_other_names_resumes(recipe, slot, old):
     assert changed_settings(now | {slot: pair[0]}, now) == {slot: pair}
 
 
-def test_options_of_a_state_are_noticed():
+def test_changes_within_a_slot_are_noticed():
+    # Options of a state are noticed.
     now = recipe_settings(jr.recipes.verl_erank(), length=8)
     changed = recipe_settings(jr.recipes.verl_erank(gain=3.0), length=8)
     assert list(changed_settings(now, changed)) == ["recipe.advantage", "recipe.changed_slots"]
@@ -294,23 +330,7 @@ def test_options_of_a_state_are_noticed():
     old = "chain(stateless(rloo), Transform(...))"
     assert "recipe.advantage" in changed_settings(now | {"recipe.advantage": old}, now)
 
-
-def test_a_slot_that_compares_equal_since_is_no_change():
-    center = "(Computed('center', Transform(...), 'controller'),)"
-    written = (
-        (jr.recipes.verl_erank(gain=3.0), "advantage", "chain(stateless(grpo), Transform(...))"),
-        (jr.recipes.bco(beta=0.2), "computed", center),
-    )
-    for recipe, slot, text in written:
-        now = recipe_settings(recipe, length=8)
-        slots = now["recipe.changed_slots"].split(", ")
-        assert slot in slots
-        rest = ", ".join(name for name in slots if name != slot) or "none"
-        old = now | {"recipe.changed_slots": rest, f"recipe.{slot}": text}
-        assert changed_settings(old, now) == {}
-
-
-def test_a_function_of_ones_own_with_the_name_of_a_preset_is_noticed():
+    # A function of ones own with the name of a preset is noticed.
     def rloo(rewards, *, where=None):
         return rewards
 
@@ -320,24 +340,6 @@ def test_a_function_of_ones_own_with_the_name_of_a_preset_is_noticed():
     old, new = (recipe_settings(recipe, length=8) for recipe in (preset, own))
     assert old["recipe.advantage"] == new["recipe.advantage"]
     assert changed_settings(old, new) == {"recipe.changed_slots": ("none", "advantage")}
-
-
-def test_a_run_whose_penalty_had_a_private_name_resumes():
-    now = recipe_settings(jr.recipes.rloo(kl_coef=0.5), length=8)
-    old = "chain(stateless(_penalized(kl_coef=0.5)), stateless(rloo))"
-    assert changed_settings(now | {"recipe.advantage": old}, now) == {}
-
-
-def test_options_of_other_functions_keep_their_names():
-    for name, old, new, changed in (
-        ("recipe.surrogate", "f(is_clip=1)", "f(cap=1)", True),
-        ("recipe.surrogate", "my_sdpo(is_clip=1)", "my_sdpo(cap=1)", True),
-        ("recipe.surrogate", "sdpo(the_is_clip=1)", "sdpo(the_cap=1)", True),
-        ("reward", "sdpo(is_clip=1)", "sdpo(cap=1)", True),
-        ("recipe.surrogate", "sdpo(is_clip=1)", "sdpo(is_clip=1)", False),
-        ("recipe.selection", "capo_selection(lr=1)", "capo_selection(learning_rate=1)", False),
-    ):
-        assert bool(changed_settings({name: old}, {name: new})) == changed
 
 
 def within(prompt, completion, metadata, *, tol=0.0):
@@ -355,81 +357,64 @@ class Grader:
         return 1.0
 
 
-def within_of(tolerance):
-    return functools.partial(within, tol=tolerance)
-
-
 def rewards(folder):
-    """Names of rewards, and two functions that make rewards of this name with other options."""
-    pool, warm, total = R.VerifierPool, R.math_verify_pool, R.weighted_sum
-    judge = functools.partial(jr.train.judge, folder / "lm")
-    scores = functools.partial(jr.train.reward_model, folder / "response")
-    steps = functools.partial(jr.train.reward_model, folder / "step")
+    """Names of rewards, what makes them, and two options of which it makes other rewards."""
+    pool, warm, close = R.VerifierPool, R.math_verify_pool, bind(within, tol=1e-3)
+    far, graders = functools.partial(within, tol=1.0), (Grader("a"), Grader("b"))
+    partials = [functools.partial(x, tol=1.0) for x in graders]
+    bound, methods = [bind(x, tol=1.0) for x in graders], [x.grade for x in graders]
     lm, response, step = (str(folder / name) for name in ("lm", "response", "step"))
-    close, far = bind(within, tol=1e-3), functools.partial(within, tol=1.0)
+
+    def of_lm(options):
+        return jr.train.judge(lm, **options)
+
+    def of_response(options):
+        return jr.train.reward_model(response, **options)
+
+    def of_step(options):
+        return jr.train.reward_model(step, **options)
+
+    def right(reward):
+        return R.weighted_sum({"right": (reward, 1.0)})
+
+    def near(reward):
+        return R.weighted_sum({"right": (reward, 1.0), "near": (close, 0.5)})
+
+    def vote(options):
+        return R.majority_vote(R.dapo_math, **options)
+
+    def vote_within(reward):
+        return R.majority_vote(reward, answer=str.strip)
+
+    def gym(options):
+        return R.reasoning_gym("chain_sum", **options)
+
+    def itself(reward):
+        return reward
+
     return [
-        (f"judge({lm!r})", judge, lambda: judge(compare=True)),
-        (f"judge({lm!r})", judge, lambda: judge(parse=R.rating)),
-        (f"reward_model({response!r})", scores, lambda: scores(chat=False)),
-        (f"reward_model({response!r})", scores, lambda: scores(system="Be strict.")),
-        (f"reward_model({step!r})", steps, lambda: steps(reduce="product")),
-        (
-            "right + 0.5 near",
-            lambda: total({"right": (R.last_integer, 1.0), "near": (close, 0.5)}),
-            lambda: total({"right": (R.boxed_math, 1.0), "near": (close, 0.5)}),
-        ),
-        ("within", lambda: total({"within": (within, 1)}), lambda: total({"within": (close, 1)})),
-        ("within", lambda: pool(within), lambda: pool(close)),
-        ("within", lambda: pool(close), lambda: pool(far)),
-        ("within", lambda: warm(close), lambda: warm(far)),
-        ("Grader", lambda: pool(Grader("a")), lambda: pool(Grader("b"))),
-        (
-            "right",
-            lambda: pool(total({"right": (close, 1.0)})),
-            lambda: pool(total({"right": (far, 1.0)})),
-        ),
-        (
-            "majority_vote(dapo_math)",
-            lambda: R.majority_vote(R.dapo_math),
-            lambda: R.majority_vote(R.dapo_math, answer=str.strip),
-        ),
-        (
-            "majority_vote(within)",
-            lambda: R.majority_vote(close, answer=str.strip),
-            lambda: R.majority_vote(far, answer=str.strip),
-        ),
-        (
-            "reasoning_gym('chain_sum')",
-            lambda: R.reasoning_gym("chain_sum"),
-            lambda: R.reasoning_gym("chain_sum", max_terms=3),
-        ),
-        ("Grader.grade", lambda: Grader("a").grade, lambda: Grader("b").grade),
-        (
-            stable_repr(functools.partial(Grader("a"), tol=1.0)),
-            lambda: functools.partial(Grader("a"), tol=1.0),
-            lambda: functools.partial(Grader("b"), tol=1.0),
-        ),
-        (
-            "Grader",
-            lambda: pool(functools.partial(Grader("a"), tol=1.0)),
-            lambda: pool(functools.partial(Grader("b"), tol=1.0)),
-        ),
-        (
-            "Grader",
-            lambda: pool(bind(Grader("a"), tol=1.0)),
-            lambda: pool(bind(Grader("b"), tol=1.0)),
-        ),
-        (
-            "right",
-            lambda: total({"right": (bind(Grader("a"), tol=1.0), 1.0)}),
-            lambda: total({"right": (bind(Grader("b"), tol=1.0), 1.0)}),
-        ),
-        (
-            "Grader.grade",
-            lambda: pool(bind(Grader("a").grade)),
-            lambda: pool(bind(Grader("b").grade)),
-        ),
-        ("within", lambda: pool(within_of(Grader("a"))), lambda: pool(within_of(Grader("b")))),
+        (f"judge({lm!r})", of_lm, {}, {"compare": True}),
+        (f"judge({lm!r})", of_lm, {}, {"parse": R.rating}),
+        (f"reward_model({response!r})", of_response, {}, {"chat": False}),
+        (f"reward_model({response!r})", of_response, {}, {"system": "Be strict."}),
+        (f"reward_model({step!r})", of_step, {}, {"reduce": "product"}),
+        ("right + 0.5 near", near, R.last_integer, R.boxed_math),
+        ("within", lambda x: R.weighted_sum({"within": (x, 1)}), within, close),
+        ("within", pool, within, close),
+        ("within", pool, close, far),
+        ("within", warm, close, far),
+        ("within", lambda x: pool(functools.partial(within, tol=x)), *graders),
+        ("Grader", pool, *graders),
+        ("Grader", pool, *partials),
+        ("Grader", pool, *bound),
+        ("Grader.grade", lambda x: pool(bind(x)), *methods),
+        ("Grader.grade", itself, *methods),
+        (stable_repr(partials[0]), itself, *partials),
+        ("right", lambda x: pool(right(x)), close, far),
+        ("right", right, *bound),
+        ("majority_vote(dapo_math)", vote, {}, {"answer": str.strip}),
+        ("majority_vote(within)", vote_within, close, far),
+        ("reasoning_gym('chain_sum')", gym, {}, {"max_terms": 3}),
     ]
 
 
@@ -437,6 +422,7 @@ def graded(prompt, completion, metadata, *, by):
     return 0.0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_notices_other_options_of_its_reward(tmp_path, monkeypatch):
     monkeypatch.setenv(_worker.LOADING, "1")  # pools without workers
     model, params = tiny_model(num_layers=1)
@@ -444,8 +430,9 @@ def test_a_resumed_run_notices_other_options_of_its_reward(tmp_path, monkeypatch
     _, params = jr.models.with_head(model, params, key=jax.random.key(0))
     for head in ("response", "step"):
         jr.models.save_safetensors(params, tmp_path / head, config=model.config, head=head)
-    for name, first, second in rewards(tmp_path):
-        old, again, new = (settings(tiny_run("run", reward=f())) for f in (first, first, second))
+    for name, make, first, second in rewards(tmp_path):
+        options = (first, copy.deepcopy(first), second)
+        old, again, new = (settings(tiny_run("run", reward=make(x))) for x in options)
         assert old["reward"] == new["reward"] == name
         assert changed_settings(old, again) == {}
         assert set(changed_settings(old, new)) == {"reward"}, name
@@ -461,7 +448,8 @@ def test_a_resumed_run_notices_other_options_of_its_reward(tmp_path, monkeypatch
         assert set(changed_settings(old, new)) == {"reward.options"}
 
 
-def test_a_resumed_run_notices_other_options_of_its_environment():
+def test_a_resumed_run_notices_another_environment():
+    # A resumed run notices other options of its environment.
     environments = jr.environments
     tools = [environments.calculator, environments.python]
     first = environments.ToolEnv(tools[:1], R.last_integer)
@@ -476,8 +464,7 @@ def test_a_resumed_run_notices_other_options_of_its_environment():
             )
             assert set(changed_settings(old, new)) == {f"environment{name}"}
 
-
-def test_a_resumed_run_notices_an_environment_of_another_class():
+    # A resumed run notices an environment of another class.
     class Other(jr.environments.NumberGuess):
         pass
 
@@ -500,7 +487,7 @@ def test_a_changed_reward_is_told_with_its_options():
     assert changed_settings(new, {"reward": None}) == {"reward": ("a", None)}
 
 
-@pytest.mark.parametrize("aligned", [False, True])
+@for_each("aligned", [False, True])
 def test_a_resumed_run_notices_another_model_of_the_server_that_teaches(aligned):
     def shown(model):
         teacher = ServerTeacher("http://localhost:8000/", model=model)
@@ -526,6 +513,7 @@ def test_the_minibatches_of_a_recipe_are_those_of_its_mesh():
     assert changed_settings(settings(one), given) == {}
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path):
     train(tiny_run(tmp_path, steps=1))
     slower = tiny_run(tmp_path, steps=2, optimizer=OptimizerConfig(learning_rate=1e-3))
@@ -540,6 +528,7 @@ def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path
     assert int(train(dataclasses.replace(slower, steps=3), resume=True).state.step) == 3
 
 
+@pytest.mark.slow
 def test_an_evaluation_with_other_settings_is_made_again(tmp_path):
     config = tiny_run(tmp_path, steps=1, evaluation=EvaluationConfig())
     assert train(config).after["sampled"].samples == 2
@@ -551,8 +540,8 @@ def test_an_evaluation_with_other_settings_is_made_again(tmp_path):
     assert sum(row["step"] == 1 and "held_out" in row for row in result.history) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "evaluates", "dropped"),
+@for_each(
+    "changes, evaluates, dropped",
     [
         ({"evaluation.limit": 1}, True, True),
         ({"evaluation.limit": 1}, False, False),  # at this step, which is no longer due
@@ -561,6 +550,7 @@ def test_an_evaluation_with_other_settings_is_made_again(tmp_path):
     ],
 )
 def test_only_an_evaluation_that_is_made_again_is_dropped(tmp_path, changes, evaluates, dropped):
+    tmp_path = fresh(tmp_path)
     named = settings(tiny_run(tmp_path, evaluation=EvaluationConfig()))
     with RunFolder(tmp_path, resume=False) as folder:
         folder.start(0, {}, settings=named)
@@ -571,6 +561,7 @@ def test_only_an_evaluation_that_is_made_again_is_dropped(tmp_path, changes, eva
         assert folder.accuracy_at(0) and bool(folder.accuracy_at(1)) is not dropped
 
 
+@pytest.mark.slow
 def test_an_evaluation_stays_until_its_successor_is_there(tmp_path, monkeypatch):
     config = tiny_run(tmp_path, steps=1, evaluation=EvaluationConfig())
     train(config)
@@ -591,17 +582,10 @@ def test_an_evaluation_stays_until_its_successor_is_there(tmp_path, monkeypatch)
     assert result.after["sampled"].samples == 3 and rows == [2, 3]
 
 
-def test_an_evaluation_with_another_reward_is_made_again(tmp_path):
-    config = tiny_run(tmp_path, steps=1, evaluation=EvaluationConfig(), reward=never)
-    assert train(config).after["greedy"].mean == 0
-    other = dataclasses.replace(config, reward=always)
-    result = train(other, resume=True, allow_changed=True)
-    assert result.after["greedy"].mean == 1 and result.before["greedy"].mean == 0
-
-
-@pytest.mark.parametrize("known", [True, False])
+@for_each("known", [True, False])
 def test_an_evaluation_is_compared_with_the_session_that_made_it(tmp_path, known):
     """The second session changes the samples, and does not evaluate the step it begins with."""
+    tmp_path = fresh(tmp_path)
     named = settings(tiny_run(tmp_path, evaluation=EvaluationConfig(samples=4)))
     more = named | {"evaluation.samples": 64}
     found = {"greedy": accuracy(np.ones((2, 1)))}
@@ -625,8 +609,8 @@ def test_an_evaluation_is_compared_with_the_session_that_made_it(tmp_path, known
         assert folder.accuracy_at(1) and len(folder.history()) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "counts"),
+@for_each(
+    "name, values, counts",
     [
         ("reward", ("a", "b"), True),
         ("environment.size", (2, 3), True),
@@ -654,8 +638,8 @@ def begun_with(folder, config):
 SGD = {"name": "sgd", "b2": 0.999, "eps": 1e-8}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "fixed"),
+@for_each(
+    "before, after, fixed",
     [
         ({}, {"seed": 1}, "seed"),
         ({}, {"data": {"seed": 1}}, "data.seed"),
@@ -680,6 +664,7 @@ SGD = {"name": "sgd", "b2": 0.999, "eps": 1e-8}
 def test_what_no_resumed_run_can_change_is_told_before_it_loads(
     tmp_path, monkeypatch, before, after, fixed
 ):
+    tmp_path = fresh(tmp_path)
     monkeypatch.setattr("jaxrl_llm.train.run.init_experiment", None)  # it loads nothing
     kinds = {"lora": LoRAConfig, "evaluation": EvaluationConfig, "critic": OptimizerConfig}
 
@@ -741,7 +726,8 @@ def test_questions_that_have_moved_may_be_accepted(tmp_path):
         train(tiny_run(tmp_path, data=other), resume=True)
 
 
-def test_json_lines(tmp_path):
+def test_lines_are_written_whole_and_read_as_far_as_they_are(tmp_path):
+    # Json lines.
     file = JsonLines(tmp_path / "m.jsonl")
     file.keep_up_to(0)
     for step in (1, 2, 3):
@@ -754,8 +740,7 @@ def test_json_lines(tmp_path):
     file.keep_up_to(0)
     assert read_jsonl(file.path) == []
 
-
-def test_damaged_lines_are_counted(tmp_path):
+    # Damaged lines are counted.
     path = tmp_path / "metrics.jsonl"
     good = '{"step": 1}\n'
     path.write_text(good)
@@ -774,6 +759,7 @@ def test_damaged_lines_are_counted(tmp_path):
     assert damage_of(path).endswith("is damaged at line 1, which is left out.")
 
 
+@pytest.mark.slow
 def test_damage_is_said_where_a_run_goes_on(tmp_path):
     train(tiny_run(tmp_path, steps=1))
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -785,6 +771,7 @@ def test_damage_is_said_where_a_run_goes_on(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_settings_that_are_allowed_to_change_are_recorded_and_named(tmp_path):
     train(tiny_run(tmp_path, steps=1))
     changes = {"recipe": "rloo", "prompts_per_step": 2, "steps": 2}
@@ -810,6 +797,7 @@ def test_settings_that_are_allowed_to_change_are_recorded_and_named(tmp_path):
     train(dataclasses.replace(changed, steps=3), resume=True)  # now those are its settings
 
 
+@pytest.mark.slow
 def test_a_run_whose_settings_are_lost_says_so(tmp_path):
     train(tiny_run(tmp_path, steps=1))
     (tmp_path / "sessions.jsonl").unlink()
@@ -819,13 +807,13 @@ def test_a_run_whose_settings_are_lost_says_so(tmp_path):
     assert any(line.startswith("No sessions.jsonl in ") for line in lines)
 
 
-def test_the_curve_shows_all_sampled_rollouts():
+def test_table_and_curve_of_all_sampled_rollouts(tmp_path):
+    # The curve shows all sampled rollouts.
     rows = [{"reward": 0.5, "sampled_reward": 0.25}, {"reward": 0.5}, {"held_out": {}}]
     assert [training_reward(row) for row in rows] == [0.25, 0.5, None]
     assert training_reward({"reward": 0.5, "sampled_reward": None}) == 0.5
 
-
-def test_table_and_curve(tmp_path):
+    # Table and curve.
     rows = [{"reward": 0.5, "prompt": "a\nb", "completion": "x" * 200}]
     table = samples_table(rows, width=60)
     assert "a\\nb" in table and "xx..xx" in table and max(map(len, table.splitlines())) <= 60
@@ -840,6 +828,7 @@ def test_table_and_curve(tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_lines_reach_the_disk_before_the_checkpoint_after_them(tmp_path, monkeypatch):
     done, save = [], Checkpoints.save
 

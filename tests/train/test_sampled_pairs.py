@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from tiny_run import tiny_run
 
 from jaxrl_llm.rewards import VerifierWarning
@@ -17,12 +18,13 @@ from jaxrl_llm.train.setup import load_experiment
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
-def sampled(folder, monkeypatch, texts, reward, finish=(STOP, STOP, STOP), **options):
+def sampled(folder, monkeypatch, texts, reward, *, finish=(STOP,) * 3, keys=None, **options):
     """Pairs of two prompts, to each of which a sampler writes ``texts`` of three letters."""
 
     def sampler(experiment, group_size):
         def sample(params, key, prompts):
-            del params, key
+            if keys is not None:
+                keys.append(tuple(jax.random.key_data(key).tolist()))
             rows = [[*text.encode(), ByteTokenizer.eos_ids[0]] for text in texts]
             tokens = np.tile(np.int32(rows), (len(prompts), 1, 1))
             zeros = np.zeros(tokens.shape, np.float32)
@@ -66,7 +68,7 @@ class FirstFails:
         return float(completion != "bad")
 
 
-@pytest.mark.parametrize("on_error", ["drop", "zero"])
+@for_each("on_error", ["drop", "zero"])
 def test_an_answer_that_nobody_graded_is_not_wrong(tmp_path, monkeypatch, on_error):
     options = {"reward_on_error": on_error}
     with pytest.warns(VerifierWarning):
@@ -84,3 +86,10 @@ def test_non_finite_logits_end_the_sampling_of_pairs(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=told):
         finish = (STOP, FAILED, STOP)
         sampled(tmp_path, monkeypatch, ["abc", "bad", "abd"], lambda *_: 1.0, finish=finish)
+
+
+def test_each_batch_of_prompts_is_sampled_with_a_key_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.train.sampled_pairs._AT_ONCE", 3)  # one prompt
+    keys = []
+    sampled(tmp_path, monkeypatch, ["abc", "bad", "abd"], lambda *_: 1.0, keys=keys)
+    assert len(keys) == len(set(keys)) == 2

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import make_batch
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.flat_packing import plan_flat
@@ -23,6 +24,8 @@ from jaxrl_llm.train import init_state, make_mesh, make_scorer, pack_batch, scor
 from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.score_batch import mismatched, score_batch, score_visits
+
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
 
 
 def plain_score(model, params, batch, *, temperature):
@@ -56,12 +59,23 @@ def forward(model, params, row):
 _forward = jax.jit(lambda apply, *args: apply(*args)[0], static_argnums=0)
 
 
-def test_what_assumes_logits_without_a_cap_is_refused():
+def test_inputs_of_another_kind_are_refused():
+    # What assumes logits without a cap is refused.
     scorer = Scorer(tiny_model(num_layers=1, logit_cap=30.0)[0])
     with pytest.raises(ValueError, match="hidden_sq is computed for logits .* logit_cap 30"):
         scorer({}, None, of_hidden=("hidden_sq",))
     with pytest.raises(ValueError, match="the effect of an optimizer step is computed for logits"):
         scorer.step_effects({}, None, None, {}, advantages=None, rate=None)
+
+    # A mask is bool and a shared prefix not negative.
+    model, params = tiny_model()
+    batch = make_batch(prompts=2)
+    with pytest.raises(TypeError, match="score: mask must be bool"):
+        score(model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.tokens)
+    for make in (make_scorer, jr.rollout.make_sampler):
+        options = {} if make is make_scorer else {"max_new_tokens": 2, "group_size": 1}
+        with pytest.raises(ValueError, match="shared_prefix_len must not be negative"):
+            make(model, shared_prefix_len=-1, **options)
 
 
 def test_an_answer_is_read_where_the_next_turn_begins():
@@ -108,7 +122,7 @@ def test_an_answer_is_read_where_the_next_turn_begins():
     np.testing.assert_allclose(on_devices(params, batch), out, atol=2e-5)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=SLOW), 0.7])
 def test_equals_one_row_at_a_time(temperature):
     model, params = tiny_model()
     batch = make_batch()
@@ -168,30 +182,6 @@ def test_padding_is_never_read():
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
 
 
-@pytest.mark.slow
-def test_gradient_reaches_the_prompt_and_survives_remat():
-    model, params = tiny_model()
-    batch = make_batch(prompts=2)
-    only_in_prefix = 256  # a token that stands nowhere else
-    prompts = batch.prompt_tokens.at[1, 0].set(only_in_prefix)
-    arrays = (prompts, batch.prompt_mask.at[1].set(True), batch.tokens, batch.mask)
-
-    def gradient(remat):
-        loss = lambda p: jnp.sum(score(model, p, *arrays, remat=remat)[0])  # noqa: E731
-        return jax.jit(jax.grad(loss))(params)
-
-    none, full = gradient("none"), gradient("full")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), none, full)
-
-    def response_1(scale):
-        table = params["embed"]["embedding"].at[only_in_prefix].multiply(scale)
-        scaled = {**params, "embed": {"embedding": table}}
-        return jnp.sum(score(model, scaled, *arrays)[0][1])
-
-    slope = jax.jit(jax.grad(response_1))(1.0)
-    assert abs(float(slope)) > 1e-4
-
-
 def packed_batch():
     """Responses of unequal lengths, one of them empty, one with a hole, in two rows of four."""
     batch = make_batch(prompts=3, group=4, length=6)
@@ -232,6 +222,7 @@ def tree_batch():
     return batch.replace(tokens=arrays[0], mask=arrays[1], packing=arrays[2])
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("takes_prompts", [True, False])
 def test_a_tree_equals_a_row_each_in_value_and_gradient(takes_prompts):
@@ -263,6 +254,7 @@ def flat_batch(**options):
     return batch.replace(prompt_tokens=prompts, prompt_mask=kept, packing=flat)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "window"])
 def test_rows_of_several_prompts_equal_a_row_each_in_value_and_gradient(kind):
@@ -287,6 +279,7 @@ def test_rows_of_several_prompts_equal_a_row_each_in_value_and_gradient(kind):
         expect_equal(gradient, want_gradient)
 
 
+@pytest.mark.slow
 def test_statistics_of_a_tree_read_the_rows_of_each_response():
     model, params = tiny_model()
     batch = tree_batch()
@@ -305,9 +298,9 @@ def test_statistics_of_a_tree_read_the_rows_of_each_response():
 PACKING = packed_batch().packing
 
 
-@pytest.mark.parametrize("takes_prompts", [True, False])
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
+@for_each("takes_prompts", [True, False])
+@for_each(
+    "changes, options, message",
     [
         ({"prompts": 2}, {}, r"score: prompt_tokens \(2, 6\) and tokens \(3, 4, 6\)"),
         ({}, {"shared_prefix_len": -1}, "score: shared_prefix_len must not be negative; got -1"),
@@ -339,17 +332,7 @@ def test_bad_inputs_are_named(takes_prompts, changes, options, message):
         score(model, params, *arrays, **options)
 
 
-def test_a_mask_is_bool_and_a_shared_prefix_not_negative():
-    model, params = tiny_model()
-    batch = make_batch(prompts=2)
-    with pytest.raises(TypeError, match="score: mask must be bool"):
-        score(model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.tokens)
-    for make in (make_scorer, jr.rollout.make_sampler):
-        options = {} if make is make_scorer else {"max_new_tokens": 2, "group_size": 1}
-        with pytest.raises(ValueError, match="shared_prefix_len must not be negative"):
-            make(model, shared_prefix_len=-1, **options)
-
-
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_prompts_go_through_the_layers_with_their_responses_or_before_them(packed):
@@ -431,7 +414,16 @@ def test_scores_and_gradients_are_those_of_whole_prompts(tiny):
             np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(b))) + 1e-8)
 
 
-def test_fewer_tokens_pass_through_the_layers(tiny):
+def test_what_prompts_share_is_computed_once(tiny):
+    # How many tokens prompts share.
+    ten = list(range(10))
+    assert count_shared_prefix([[*ten, 1], [*ten, 2, 3]]) == 10
+    assert count_shared_prefix([ten, [*ten, 2]]) == 9  # each has one more
+    assert count_shared_prefix([ten]) == 9
+    assert count_shared_prefix([np.arange(12), np.arange(12)]) == 11
+    assert count_shared_prefix([[*ten[:5], 1], [*ten[:5], 2]]) == 0  # not worth a pass of its own
+
+    # Fewer tokens pass through the layers.
     model, params = tiny
     seen = []
 
@@ -449,6 +441,7 @@ def test_fewer_tokens_pass_through_the_layers(tiny):
     assert seen == [3 * (width + 2), COMMON, 3 * (width - COMMON), 3 * 2]
 
 
+@pytest.mark.slow
 def test_samples_the_same_responses(tiny):
     model, params = tiny
     key = jax.random.key(3)
@@ -462,16 +455,7 @@ def test_samples_the_same_responses(tiny):
     np.testing.assert_allclose(whole.model_logp, shared.model_logp, atol=1e-5)
 
 
-def test_how_many_tokens_prompts_share():
-    ten = list(range(10))
-    assert count_shared_prefix([[*ten, 1], [*ten, 2, 3]]) == 10
-    assert count_shared_prefix([ten, [*ten, 2]]) == 9  # each has one more
-    assert count_shared_prefix([ten]) == 9
-    assert count_shared_prefix([np.arange(12), np.arange(12)]) == 11
-    assert count_shared_prefix([[*ten[:5], 1], [*ten[:5], 2]]) == 0  # not worth a pass of its own
-
-
-@pytest.mark.parametrize("prompts", [[PROMPTS[0], [1, 2, 3, 4, 5, 6, 7]], [PROMPTS[0][:6]]])
+@for_each("prompts", [[PROMPTS[0], [1, 2, 3, 4, 5, 6, 7]], [PROMPTS[0][:6]]])
 def test_a_prompt_without_the_shared_prefix_is_named(tiny, prompts):
     model, params = tiny
     sample = jr.rollout.make_sampler(
@@ -496,6 +480,7 @@ def split_context(batch, cuts):
     return batch.replace(tokens=jnp.asarray(tokens), mask=jnp.asarray(mask), prompt_mask=keep)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("most", [1, 2, 4])
@@ -533,7 +518,9 @@ def rewritten_batch():
     return batch.replace(packing=row_trees(ends))
 
 
-def test_a_teacher_with_prompts_of_its_own_reads_rewritten_responses_as_they_were():
+@pytest.mark.slow
+def test_rewritten_responses_are_read_as_they_were_after_any_prompt():
+    # A teacher with prompts of its own reads rewritten responses as they were.
     model, params = tiny_model(num_layers=1)
     batch, scorer = rewritten_batch(), Scorer(model)
     spread = (2, 2, batch.prompt_mask.shape[-1])
@@ -549,8 +536,7 @@ def test_a_teacher_with_prompts_of_its_own_reads_rewritten_responses_as_they_wer
     own = scorer.teacher(params, batch.replace(extras=prompts), {"some": some})
     np.testing.assert_allclose(own["some"], policy["some"], atol=1e-4)
 
-
-def test_another_rows_prompt_leaves_rewritten_responses_as_they_were():
+    # Another rows prompt leaves rewritten responses as they were.
     model, params = tiny_model(num_layers=1)
     batch, scorer = rewritten_batch(), Scorer(model)
     alike = batch.replace(
@@ -581,6 +567,8 @@ def short_batch(budget):
     return pack_batch(batch, "flat", model=model, tokens_per_microbatch=budget, least_saved=1)[0]
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "want"), [(512, 1), (64, 4), (20, 8)])
 def test_responses_after_another_rows_prompt_are_read_within_the_budget(budget, want, monkeypatch):
     """A padded group has 24 cells, a packed one at most 18."""
@@ -600,8 +588,9 @@ def test_the_budget_is_that_of_each_device(monkeypatch):
     assert slices == [2]
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
-    ("recipe", "cells"),
+    "recipe, cells",
     [
         (jr.recipes.kto(), 5 + 4 * 6),
         (jr.recipes.sdpo(), 4 * (7 + 6)),  # a prompt for each response

@@ -163,6 +163,7 @@ def test_what_is_masked_is_never_read():
     np.testing.assert_array_equal(measured(model)(params, junk), measured(model)(params, BATCH))
 
 
+@pytest.mark.slow
 def test_a_support_and_the_temperature_are_those_of_the_policy():
     model, params = tiny()
     ids = np.random.default_rng(2).integers(0, 259, (2, 3, 6, 9))
@@ -174,6 +175,7 @@ def test_a_support_and_the_temperature_are_those_of_the_policy():
     assert not np.allclose(want, expected(), rtol=0.1)
 
 
+@pytest.mark.slow
 def test_rewritten_responses_are_read_as_they_were():
     model, params = tiny()
     ends = np.broadcast_to([6, 3, 3, 6, 6, 6], BATCH.mask.shape)
@@ -198,7 +200,17 @@ def rows_of(layout):
     return flat
 
 
-@pytest.mark.parametrize("layout", ["packed", "tree", "flat", "shared"])
+@pytest.mark.of_many
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "packed",
+        "tree",
+        "flat",
+        "shared",
+    ],
+)
 def test_any_layout_and_microbatches_have_the_norms_of_padded_rows(layout):
     model, params = tiny()
     options, batch = {"remat": "full"}, BATCH
@@ -258,6 +270,7 @@ class Counted:
         return out, self.runs
 
 
+@pytest.mark.slow
 def test_devices_skip_responses_at_the_same_time():
     """A response of each, at another place on each of four devices: none waits for the others."""
     counted, mesh, batch = Counted(), mesh_of({"data": 4}), make_batch(4, 4, 6, 5)
@@ -281,6 +294,7 @@ def scored_of(recipe, batch):
     return counted.of(lambda: scored(state, batch))
 
 
+@pytest.mark.slow
 def test_groups_of_equal_rewards_cost_nothing_and_change_nothing():
     recipe = jr.recipes.vcpo()
     logp = jnp.full(BATCH.mask.shape, -5.0)
@@ -296,6 +310,7 @@ def test_groups_of_equal_rewards_cost_nothing_and_change_nothing():
     assert np.any(got.advantages) and not np.any(got.advantages[0])
 
 
+@pytest.mark.slow
 def test_what_reads_norms_elsewhere_has_those_of_all_responses():
     """Of an advantage that is not 0 in a group of equal rewards, or of another slot."""
     logp = jnp.zeros(BATCH.mask.shape)
@@ -310,6 +325,7 @@ def test_what_reads_norms_elsewhere_has_those_of_all_responses():
         np.testing.assert_allclose(scored.extras["grad_sq_norms"], expected(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_texts_have_none():
     texts = jnp.array([[True] * 3, [False] * 3])
     logp = jnp.zeros(BATCH.mask.shape)
@@ -318,10 +334,10 @@ def test_texts_have_none():
     assert not np.any(scored.extras["grad_sq_norms"][0]) and runs == 2
 
 
-SLOW = [pytest.mark.slow, pytest.mark.of_many]
 EXPERTS = {"experts": ExpertsConfig(count=8, active=2, width=16, bias=True, limit=7.0)}
 
 
+@pytest.mark.slow
 def test_the_experts_that_sampled_are_taken_again():
     model, params = tiny_model(num_layers=1, **EXPERTS)
     first = np.random.default_rng(4).integers(0, 8, (*BATCH.mask.shape, 1, 1))
@@ -332,15 +348,17 @@ def test_the_experts_that_sampled_are_taken_again():
     assert not np.allclose(want, measured(model)(params, BATCH), rtol=0.01)
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "parts"),
     [
         ({"data": 4}, {}),
-        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, {}, marks=SLOW),
-        pytest.param({"fsdp": 4}, {"num_layers": 2, "scan_layers": True}, marks=SLOW),
-        pytest.param({"data": 2, "context": 2}, {}, marks=SLOW),
-        pytest.param({"data": 2, "expert": 2, "tensor": 2}, EXPERTS, marks=SLOW),
-        pytest.param({"data": 8}, {}, marks=SLOW),  # which does not divide the prompts
+        ({"data": 2, "fsdp": 2, "tensor": 2}, {}),
+        ({"fsdp": 4}, {"num_layers": 2, "scan_layers": True}),
+        ({"data": 2, "context": 2}, {}),
+        ({"data": 2, "expert": 2, "tensor": 2}, EXPERTS),
+        ({"data": 8}, {}),  # which does not divide the prompts
     ],
 )
 def test_devices_of_a_mesh_compute_the_norms_of_one(sizes, parts):
@@ -370,6 +388,7 @@ def stepped(recipe, batch, params, **options):
     return prepared, jax.device_get(after.params)
 
 
+@pytest.mark.slow
 def test_a_step_reads_the_norms_of_its_first_policy():
     """Its update is that of a batch that brings them, and not that of lengths."""
     params = tiny()[1]
@@ -400,6 +419,7 @@ def test_a_step_reads_the_norms_of_its_first_policy():
     assert max(jax.tree.leaves(changes)) > 1e-4
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, {"data": 4}])
 def test_a_step_takes_no_more_memory_with_norms(sizes):
@@ -422,6 +442,8 @@ def model():
     return *tiny(), ByteTokenizer()
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{}, {"lora": LoRAConfig(rank=2)}], ids=["stale", "stale_adapter"]
 )

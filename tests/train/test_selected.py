@@ -1,14 +1,13 @@
 """Whole runs of collectors that choose prompts, pool successes or keep a library: they resume."""
 
 import dataclasses
-import shutil
 import warnings
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from test_checkpoint import assert_same
+from exact_resume import assert_resumes
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -48,19 +47,13 @@ def whole(request, tmp_path_factory):
     return request.param, config, train(config)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_a_run_resumes_exactly(whole, tmp_path):
-    _, config, result = whole
-    shutil.copytree(config.run_dir, tmp_path / "run")
-    for step in (2, 3):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
-    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
-    assert_same(again.state, result.state)
-    jax.tree.map(
-        np.testing.assert_array_equal, again.state.collector_state, result.state.collector_state
-    )
+    assert_resumes(*whole[1:], tmp_path / "run")
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 def test_what_a_run_remembers_is_what_its_method_says(whole):
     name, config, result = whole
@@ -85,6 +78,7 @@ def test_what_a_run_remembers_is_what_its_method_says(whole):
         assert float(center.count) > 0 and float(center.mean) != 0.0
 
 
+@pytest.mark.slow
 def test_the_evaluation_of_a_config_has_an_empty_library(tmp_path, capsys):
     text = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
     text += "from test_selected import RECIPES, low\nfrom tiny_run import CONFIG\n"

@@ -4,6 +4,7 @@ import sys
 import types
 
 import pytest
+from rows import for_each
 from tiny_run import tiny_run
 
 from jaxrl_llm.train import EvaluationConfig, ReportConfig, train
@@ -81,8 +82,8 @@ def test_a_sink_that_cannot_be_opened_or_closed_leaves_the_others():
     assert memory.rows == stuck.rows == [(1, {"x": 1.0})] and memory.closed == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "package"),
+@for_each(
+    "name, package",
     [("tensorboard", "tensorboardX"), ("trackio", "trackio"), ("wandb", "wandb")],
 )
 def test_a_package_that_is_not_there_is_one_sentence(monkeypatch, tmp_path, name, package):

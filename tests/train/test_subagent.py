@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 from test_checkpoint import assert_same
 
 import jaxrl_llm as jr
@@ -167,6 +168,7 @@ def test_its_update_is_that_of_its_own_rows(tmp_path):
     assert all(metrics[name] > 1e-3 for name in ("update_norm", "subagent_update_norm"))
 
 
+@pytest.mark.slow
 def test_an_answer_does_not_depend_on_other_questions():
     model, params, tokenizer = one_layer()
     sampler = make_sampler(model, max_new_tokens=4, group_size=1, buckets=(64,))
@@ -246,8 +248,9 @@ class Asks:
         return 1, jr.environments.Observation([], reward=1.0, done=True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@pytest.mark.slow
+@for_each(
+    "changes, message",
     [
         ({"recipe": "dr_grpo", "subagent": SubagentConfig()}, "no subagent answers"),
         ({"environment": Asks("x" * 80)}, "has 9[0-9] tokens, more than the 64 of subagent.prompt"),
@@ -264,8 +267,8 @@ def test_a_question_that_nobody_answers_ends_the_run_with_its_reason(tmp_path, c
         train(config(tmp_path, **({"environment": Asks("who?")} | changes)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@for_each(
+    "changes, message",
     [
         ({"recipe": "dr_grpo"}, "config: subagent has no effect: recipe 'dr_grpo' has none"),
         ({"lora": LoRAConfig(rank=2)}, "lora: recipe 'm_grpo' trains all weights of its two"),
@@ -293,6 +296,7 @@ def player(params):
     )
 
 
+@pytest.mark.slow
 def test_a_subagent_that_fails_is_no_text():
     broken = jax.tree.map(lambda x: x * np.nan, tiny_model(num_layers=1)[1])
     with pytest.raises(SubagentError, match="the subagent's logits are not finite"):
@@ -303,23 +307,13 @@ def test_a_subagent_that_fails_is_no_text():
         answers.ask(0, 0, [{"role": "user", "content": "who?"}], None)
 
 
-def test_only_the_run_evaluates_both(tmp_path):
+def test_what_a_subagent_needs_is_named(tmp_path):
+    # Only the run evaluates both.
     experiment, params = load_experiment(config(tmp_path), trains=False)
     with pytest.raises(ValueError, match="recipe 'm_grpo' has a subagent, whose parameters are in"):
         experiment.evaluate(params, jax.random.key(0))
 
-
-def test_its_memory_is_planned(tmp_path):
-    found = []
-    for length in (8, 300):
-        own = SubagentConfig(max_new_tokens=length)
-        settings = lay_out(config(tmp_path, subagent=own))
-        found.append(make_plan(settings, load_inputs(settings)))
-    small, large = (plan.sampling["sampler of the subagent"] for plan in found)
-    assert large > small > 0 and found[0].peak <= found[1].peak
-
-
-def test_needs_an_environment_and_room(tmp_path):
+    # Needs an environment and room.
     tiny = load_config(ROOT / "configs" / "tiny.py", name="config")
     with pytest.raises(ValueError, match="recipe 'm_grpo' trains a subagent, which an environment"):
         dataclasses.replace(tiny, recipe="m_grpo")
@@ -332,8 +326,18 @@ def test_needs_an_environment_and_room(tmp_path):
         train(config(tmp_path, subagent=long, sampling=sampling, tokens_per_microbatch=250))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
+def test_its_memory_is_planned(tmp_path):
+    found = []
+    for length in (8, 300):
+        own = SubagentConfig(max_new_tokens=length)
+        settings = lay_out(config(tmp_path, subagent=own))
+        found.append(make_plan(settings, load_inputs(settings)))
+    small, large = (plan.sampling["sampler of the subagent"] for plan in found)
+    assert large > small > 0 and found[0].peak <= found[1].peak
+
+
+@for_each(
+    "change, message",
     [
         (lambda s: {"recipe": jr.recipes.grpo()}, "recipe 'grpo' does not read call_advantages"),
         (lambda s: {"count": 0}, "count"),

@@ -24,6 +24,8 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
+SLOW = [pytest.mark.slow, pytest.mark.of_many]
+
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 COEF = 0.5
@@ -57,6 +59,8 @@ def assert_alike(a, b, **tolerances):
         np.testing.assert_allclose(x, y, **tolerances)
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_a_step_with_texts_is_one_without_them_and_that_of_their_likelihood(minibatches):
     """The critic, the memory of scores and the metrics of rollouts are those without texts."""
@@ -102,6 +106,8 @@ TAKEN = {
 }
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
 def test_all_states_and_metrics_are_those_without_texts(name):
     """The texts weigh almost nothing, so that the policies after the update are equal."""
@@ -137,29 +143,6 @@ def with_texts():
     return PromptSet(rows, source="tiny")
 
 
-def test_a_run_of_ppo_max_learns_texts_and_trains_its_critic_on_rollouts(tmp_path):
-    config = tiny_run(
-        tmp_path,
-        recipe=jr.recipes.ppo_max(critic_warmup=0, text_coef=1.0),
-        critic=OptimizerConfig(learning_rate=1e-2),
-        data=dataclasses.replace(CONFIG.data, prompts=with_texts),
-        steps=3,
-    )
-    result = train(config)
-    state, rows = result.state, result.history
-    for row in rows:
-        assert (row["rollouts/text"], row["rollouts_sampled"], row["text_tokens"]) == (4, 4, 12)
-        assert row["reward"] == pytest.approx(row["sampled_reward"], rel=1e-6)
-        assert row["skipped"] == row["critic_skipped"] == 0 and row["tokens"] <= 16
-        assert row["truncated"] == 1  # of rollouts; the texts end
-    assert rows[2]["text_loss"] < rows[1]["text_loss"] < rows[0]["text_loss"]
-    assert int(state.algo_state.controllers["score_std"].count) == 3 * 4
-    assert int(state.collector_state[1]) == 3 * 4 % 10  # the next text
-    first = CONFIG.model()[1]
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.critic.params["model"], first)
-    assert max(jax.tree.leaves(moved)) > 0
-
-
 def texts_beside(path, recipe, **changes):
     """The first batch of a run whose data have texts."""
     data = dataclasses.replace(CONFIG.data, prompts=with_texts)
@@ -170,13 +153,18 @@ def texts_beside(path, recipe, **changes):
     )
 
 
-def test_texts_are_no_responses_of_unknown_policies(tmp_path):
-    """Which the step would have to score first, and are not shown as answers to prompts."""
+def test_texts_are_no_responses(tmp_path):
+    # Texts are no responses of unknown policies: which the step would have to score first, and are
+    # not shown as answers to prompts.
     made = texts_beside(tmp_path, jr.recipes.ppo_max(text_coef=1.0, critic_warmup=0))
     assert np.array_equal(made.batch.extras["texts"].any(-1), [False, False, True, True])
     assert "behavior_known" not in made.batch.extras
     assert np.isfinite(made.batch.behavior_logp[made.batch.mask]).all()
     assert [row["completion"] == "ab" for row in made.rows] == [False] * 4
+
+    # A batch of texts alone shows nothing.
+    recipe = jr.recipes.rloo().replace(text_coef=1.0, collector=jr.curation.plain_texts())
+    assert texts_beside(tmp_path, recipe).rows == []
 
 
 class Counted:
@@ -200,7 +188,10 @@ def beside_texts(share):
     return jr.recipes.remax().replace(text_coef=1.0, collector=collector)
 
 
-@pytest.mark.parametrize(("share", "answered"), [(0.25, 3), (0.5, 2), (1.0, 0)])
+@pytest.mark.parametrize(
+    ("share", "answered"),
+    [pytest.param(0.25, 3, marks=SLOW), (0.5, 2), pytest.param(1.0, 0, marks=SLOW)],
+)
 def test_texts_have_no_baseline(tmp_path, share, answered):
     """None is sampled or graded, and those of the prompts are as without texts."""
     reward = Counted()
@@ -248,11 +239,7 @@ def test_a_baseline_that_fails_leaves_out_its_prompt_and_no_text(tmp_path):
     assert where.tolist() == [True, False, True, True] and made.metrics["reward_failures"] == 1
 
 
-def test_a_batch_of_texts_alone_shows_nothing(tmp_path):
-    recipe = jr.recipes.rloo().replace(text_coef=1.0, collector=jr.curation.plain_texts())
-    assert texts_beside(tmp_path, recipe).rows == []
-
-
+@pytest.mark.slow
 def test_a_batch_whose_rollouts_are_dropped_has_the_reward_that_was_sampled(tmp_path):
     recipe = jr.recipes.rloo().replace(
         text_coef=1.0,

