@@ -25,6 +25,7 @@ def updates(folder):
     return [row for row in rows if "grad_norm" in row]
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",

@@ -452,6 +452,7 @@ def test_the_reference_may_be_another_model_such_as_a_soup(tmp_path):
         train(wide)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [np.zeros(2), 0.1])
 def test_a_recipe_whose_state_begins_as_no_array_of_jax_resumes(tmp_path, first):

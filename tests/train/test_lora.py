@@ -318,22 +318,18 @@ def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp
     names = "".join(path.read_text() for path in written)
     assert "'up'" in names and "embedding" not in names  # the base is not in it
     other = dataclasses.replace(LORA, alpha=8.0)
-    changed = dataclasses.replace(config, lora=other, steps=7)
-    with pytest.raises(ValueError, match="a resumed run cannot change lora.alpha"):
-        train(changed, resume=True, allow_changed=True)
-    (tmp_path / "sessions.jsonl").unlink()  # then the checkpoint tells
-    with pytest.raises(ValueError, match="was made with lora .*alpha=16.0.*alpha=8.0"):
-        train(changed, resume=True, allow_changed=True)
-    with pytest.raises(ValueError, match="belongs to another model or adapter"):
-        train(
-            dataclasses.replace(config, lora=LoRAConfig(), steps=7), resume=True, allow_changed=True
-        )
+
+    def refused(told, **changes):
+        with pytest.raises(ValueError, match=told):
+            changed = dataclasses.replace(config, steps=7, **changes)
+            train(changed, resume=True, allow_changed=True)
 
     def other_model():
         model, params, tokenizer = config.model()
         return model, jax.tree.map(lambda x: 1.001 * x, params), tokenizer
 
-    with pytest.raises(ValueError, match="the frozen parameters differ"):
-        train(
-            dataclasses.replace(config, model=other_model, steps=7), resume=True, allow_changed=True
-        )
+    refused("a resumed run cannot change lora.alpha", lora=other)
+    (tmp_path / "sessions.jsonl").unlink()  # then the checkpoint tells
+    refused("was made with lora .*alpha=16.0.*alpha=8.0", lora=other)
+    refused("belongs to another model or adapter", lora=LoRAConfig())
+    refused("the frozen parameters differ", model=other_model)

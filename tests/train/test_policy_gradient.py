@@ -562,13 +562,14 @@ CRITIC = Critic(
 )
 
 
+def advantages_of_values():
+    """As of PPO; they read the values of a critic."""
+    functions = (jr.advantages.terminal_rewards, jr.advantages.gae, jr.advantages.whiten)
+    return jr.chain(*map(jr.stateless, functions))
+
+
 def with_critic(**changes) -> Recipe:
-    advantage = jr.chain(
-        jr.stateless(jr.advantages.terminal_rewards),
-        jr.stateless(jr.advantages.gae),
-        jr.stateless(jr.advantages.whiten),
-    )
-    return plain(advantage=advantage, critic=CRITIC, **changes)
+    return plain(advantage=advantages_of_values(), critic=CRITIC, **changes)
 
 
 @pytest.mark.slow
@@ -600,14 +601,12 @@ def test_a_critics_step_is_the_gradient_of_its_loss():
     expect_same(after.critic.params, want)
 
 
-def advantages_of_values():
-    """As of PPO; they read the values of a critic."""
-    functions = (jr.advantages.terminal_rewards, jr.advantages.gae, jr.advantages.whiten)
-    return jr.chain(*map(jr.stateless, functions))
-
-
 def start(recipe, **options):
     return init_state(model()[1], sgd(1.0), recipe, key=jax.random.key(0), **options)
+
+
+def made(recipe, **options):
+    return make_step(model()[0], recipe, sgd(1.0), **options)
 
 
 @for_each(
@@ -615,22 +614,10 @@ def start(recipe, **options):
     [
         (lambda: start(with_critic()), "has a critic; give critic=init_critic"),
         (lambda: start(plain(), critic=model()[1]), "has no critic, but one is passed"),
-        (
-            lambda: make_step(model()[0], with_critic(), sgd(1.0)),
-            "a critic but no critic_optimizer",
-        ),
-        (
-            lambda: make_step(model()[0], plain(), OPTIMIZER, critic_optimizer=OPTIMIZER),
-            "no critic but a critic_optimizer",
-        ),
-        (
-            lambda: plain(advantage=advantages_of_values()),
-            "the advantage reads values, and there is no critic",
-        ),
-        (
-            lambda: init_critic(*model(), heads=-1, key=jax.random.key(0)),
-            "heads must not be negative",
-        ),
+        (lambda: made(with_critic()), "a critic but no critic_optimizer"),
+        (lambda: made(plain(), critic_optimizer=sgd(1.0)), "no critic but a critic_optimizer"),
+        (lambda: plain(advantage=advantages_of_values()), "reads values, and there is no critic"),
+        (lambda: init_critic(*model(), heads=-1, key=jax.random.key(0)), "heads must not be neg"),
     ],
 )
 def test_a_critic_must_be_given_where_the_recipe_has_one(call, message):

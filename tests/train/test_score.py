@@ -152,6 +152,14 @@ def expect_equal(got, want, tolerance=1e-5):
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
+def expect_alike(got, want):
+    """Compares values and gradients of ``weighted``; returns the values that were got."""
+    ((_, values), gradient), ((_, expected), expected_gradient) = got, want
+    expect_equal(values, expected)
+    expect_equal(gradient, expected_gradient)
+    return values
+
+
 def test_equals_the_padded_form_in_value_and_gradient():
     model, params = tiny_model()
     batch = make_batch(prompts=3, group=4)
@@ -160,9 +168,8 @@ def test_equals_the_padded_form_in_value_and_gradient():
     arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
     shared = weighted(lambda p: score(model, p, *arrays), batch)
     padded = weighted(lambda p: score_rows(p, batch, network=model), batch)
-    ((_, want), want_gradient), ((_, got), gradient) = padded(params), shared(params)
-    expect_equal(got, want)
-    expect_equal(gradient, want_gradient)
+    want = padded(params)
+    got = expect_alike(shared(params), want)
     assert not np.asarray(got)[:, ~np.asarray(batch.mask)].any()
 
 
@@ -204,9 +211,8 @@ def test_equals_packed_rows_in_value_and_gradient():
     shared = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
     options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
     packed = weighted(lambda p: score(model, p, *junk, **options), batch)
-    ((_, want), want_gradient), ((_, got), gradient) = shared(params), packed(params)
-    expect_equal(got, want)
-    expect_equal(gradient, want_gradient)
+    want = shared(params)
+    expect_alike(packed(params), want)
 
 
 def tree_batch():
@@ -233,15 +239,12 @@ def test_a_tree_equals_a_row_each_in_value_and_gradient(takes_prompts):
     apart = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
     options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
     tree = weighted(lambda p: score(model, p, *arrays, **options), batch)
-    ((_, want), want_gradient), ((_, got), gradient) = apart(params), tree(params)
-    expect_equal(got, want)
-    expect_equal(gradient, want_gradient)
+    want = apart(params)
+    expect_alike(tree(params), want)
     if takes_prompts:
         mesh = make_mesh(data=2, fsdp=4)
         on_devices = on_mesh(lambda p: score(model, p, *arrays, **options), mesh)
-        (_, got), gradient = weighted(on_devices, batch)(params)
-        expect_equal(got, want)
-        expect_equal(gradient, want_gradient)
+        expect_alike(weighted(on_devices, batch)(params), want)
 
 
 def flat_batch(**options):
@@ -266,17 +269,14 @@ def test_rows_of_several_prompts_equal_a_row_each_in_value_and_gradient(kind):
     apart = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
     options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
     flat = weighted(lambda p: score(model, p, *arrays, **options), batch)
-    ((_, want), want_gradient), ((_, got), gradient) = apart(params), flat(params)
-    expect_equal(got, want)
-    expect_equal(gradient, want_gradient)
+    want = apart(params)
+    expect_alike(flat(params), want)
     if kind == "plain":
         packing = flat_batch(span=1, shards=3).packing
         assert len(packing.sources) == 3
         mesh = make_mesh(fsdp=3, devices=jax.devices()[:3])
         spread = on_mesh(lambda p: score(model, p, *arrays, **options | {"packing": packing}), mesh)
-        (_, got), gradient = weighted(spread, batch)(params)
-        expect_equal(got, want)
-        expect_equal(gradient, want_gradient)
+        expect_alike(weighted(spread, batch)(params), want)
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ FORKED = jr.recipes.ettrl(forks=1, branches=2).replace(
 )
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", [FORKED, jr.recipes.branch_grpo(splits=(6,))], ids=lambda recipe: recipe.name
@@ -68,15 +69,3 @@ def test_half_of_the_rollouts_end_early_and_a_resumed_run_is_the_same(tmp_path):
     assert all(x["rollouts_sampled"] == 4 * 6 for x in whole.history)
     assert all(x["tokens_sampled"] < first["tokens_sampled"] for x in later)
     assert_resumes(config, whole, tmp_path / "again")
-
-
-@pytest.mark.slow
-def test_a_greedy_tree_branches_in_the_loop(tmp_path):
-    recipe = jr.recipes.latr(
-        min_prob=0.0, max_gap=1.0, ages=(2,), limit=4, starts=(0, 1), shares=(1.0, 0.5)
-    )
-    first, second = train(run(tmp_path, recipe=recipe)).history
-    # Six leaves of a tree; then three, and three that are sampled plainly.
-    assert first["rollouts_sampled"] >= 4 * 6 and second["rollouts_sampled"] >= 4 * 6
-    for line in (first, second):
-        assert np.isfinite(line["loss"]) and line["grad_norm"] > 0
