@@ -325,7 +325,7 @@ def test_what_a_plan_counts(config, inputs, plan):
     parts = plan(microbatches=2)
     assert parts.step["gradients"] == 8 * numbers
     assert parts.step["activations"] == whole.step["activations"] / 2
-    config, sampling = config, config.sampling
+    sampling = config.sampling
     group = inputs.longest_prompt + sampling.group_size * sampling.max_new_tokens
     half = config.prompts_per_step * group // 2
     assert plan(tokens_per_microbatch=half).step == parts.step
@@ -884,7 +884,6 @@ def test_only_meshes_that_a_run_takes_are_offered(config, monkeypatch):
 
 
 def test_a_plan_of_a_run_that_could_not_start(config):
-    config = config
 
     def refused(match, *, memory=None, **changes):
         with pytest.raises(ValueError, match=match):
@@ -956,15 +955,15 @@ def test_a_state_that_is_more_than_the_device_is_refused(config, inputs, monkeyp
     shapes = (inputs.model, inputs.params, config.model()[2])
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "abstract_model", lambda config: shapes)
-        config = dataclasses.replace(config, model="owner/name")
-        memory_plan.check_memory(config)
+        named = dataclasses.replace(config, model="owner/name")
+        memory_plan.check_memory(named)
         patch.setattr(memory_plan, "available_memory", lambda devices: 100_000)
         with pytest.raises(
             memory_plan.OutOfMemory, match=r"206.* KiB on each device \(weights 68.*--lora.rank 16"
         ):
-            memory_plan.check_memory(config)
-        memory_plan.check_memory(dataclasses.replace(config, lora=LoRAConfig(rank=2)))
+            memory_plan.check_memory(named)
+        memory_plan.check_memory(dataclasses.replace(named, lora=LoRAConfig(rank=2)))
         memory_plan.check_memory(config)  # a function has allocated its weights by then
         patch.setattr(memory_plan, "available_memory", lambda devices: None)
-        memory_plan.check_memory(config)
+        memory_plan.check_memory(named)
         assert memory_plan.plan_text(config).endswith("does not tell how much memory it has.")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import random
 import signal
 import threading
@@ -402,6 +403,11 @@ def test_a_batch_depends_on_its_number_and_its_weights_alone(two_behind, experim
         assert [(r["prompt"], r["completion"]) for r in batch.rows] == expected[number + 1]
 
 
+def configured(experiment, **changes):
+    config = dataclasses.replace(experiment.config, **changes)
+    return dataclasses.replace(experiment, config=config)
+
+
 def collected(experiment, params, recipe, number=5, version=3):
     experiment = dataclasses.replace(experiment, recipe=recipe)
     return collect_rollouts(
@@ -536,11 +542,7 @@ def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, experiment_an
     def back(experiment, state=state):
         return [b.number for b in restore_pending(checkpoints, experiment, state, lines.append)]
 
-    def with_config(**changes):
-        return dataclasses.replace(
-            experiment, config=dataclasses.replace(experiment.config, **changes)
-        )
-
+    with_config = functools.partial(configured, experiment)
     assert back(experiment) == [2, 3, 4] and lines == []
     again = restore_pending(checkpoints, experiment, state, lines.append)[2]
     assert_same(jax.tree.map(np.asarray, again.batch), jax.tree.map(np.asarray, kept[2].batch))
@@ -673,8 +675,7 @@ def test_votes_train_questions_without_answers(experiment_and_params):
     # Votes of any extractor train questions without answers.
     experiment, params = experiment_and_params
     vote = jr.rewards.majority_vote(answer=first_byte)
-    config = dataclasses.replace(experiment.config, reward=vote)
-    experiment = dataclasses.replace(experiment, config=config)
+    experiment = configured(experiment, reward=vote)
     assert all(question.prompt.answer is None for question in experiment.train)
     recipe = jr.recipes.ttrl_majority(votes=1)
     batch = collected(experiment, params, recipe, number=0, version=0).batch
@@ -693,8 +694,7 @@ def test_votes_train_questions_without_answers(experiment_and_params):
 
     # A failed call has no vote.
     experiment, params = experiment_and_params
-    config = dataclasses.replace(experiment.config, reward=HalfFails(), reward_on_error="zero")
-    experiment = dataclasses.replace(experiment, config=config)
+    experiment = configured(experiment, reward=HalfFails(), reward_on_error="zero")
     recipe = jr.recipes.ttrl_majority(votes=1)
     with pytest.warns(jr.rewards.VerifierWarning, match="failed on 4 of 8 completions"):
         batch = collected(experiment, params, recipe, number=0, version=0).batch
@@ -732,8 +732,7 @@ class NoBaseline:
 
 def test_a_group_whose_baseline_has_no_reward_takes_no_part(experiment_and_params):
     experiment, params = experiment_and_params
-    config = dataclasses.replace(experiment.config, reward=NoBaseline())
-    failing = dataclasses.replace(experiment, config=config)
+    failing = configured(experiment, reward=NoBaseline())
     with pytest.warns(jr.rewards.VerifierWarning, match="failed on 1 of"):
         found = collected(failing, params, jr.recipes.remax(), number=0, version=0)
     others = np.arange(len(found.batch.where)) != 1
