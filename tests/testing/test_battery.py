@@ -1,8 +1,7 @@
 """Presets pass the battery, and every check of it fails on a recipe made wrong for it.
 
-Checks of arrays run for every preset; those that compile the functions a second time, for presets
-that together have every feature of a train step with every other one; those that compile a model
-or a sampler, for presets that together have every feature.
+Checks of arrays run for every preset; those that compile a model or a sampler, for presets that
+together have every feature of a train step.
 """
 
 import dataclasses
@@ -51,34 +50,32 @@ def plain(**changes) -> Recipe:
     return Recipe(**{**slots, **changes})
 
 
-# Of most presets, all but the quickest only with -m slow, and "junk" of every third. These are a
-# plain one, one with a critic, and one with statistics of the vocabulary; what is composed below
-# has the other slots.
-ALWAYS = ("grpo", "ppo_max", "rover")
-QUICK = {"degenerate_groups": sorted(PRESETS), "junk": sorted(PRESETS)[::3]}
-# Those that compile a model or a sampler; without -m slow, for one of the presets.
-COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo",)}
-
-
-SLOW = [pytest.mark.slow, pytest.mark.of_many]
-
+# These share the programs of one compilation. Each of the other checks of arrays compiles the
+# functions once more; the costly ones compile a model and a sampler.
+TOGETHER = ("degenerate_groups", "junk", "permutation")
+COSTLY = ("train_step", "rollouts", "layouts")
 # What these find in a function alone, other checks find in arrays ("devices", "microbatches",
 # "on_policy"), and the loop trains every preset: they run for presets that together have every
 # combination of so many features.
 SAMPLED = {"train_step": 1, "rollouts": 1, "layouts": 2, "checkpoint": 2, "jit": 2}
+APART = [check for check in CHECKS if check not in (*TOGETHER, *COSTLY)]
+
+PARTS = 40
 
 
-def preset_checks():
-    for name, check in itertools.product(PRESETS, CHECKS):
-        if check in SAMPLED and name not in COSTLY.get(check, ALWAYS):
-            continue  # see test_presets_with_every_combination_of_features
-        fast = name in QUICK.get(check, ()) or name in COSTLY.get(check, ALWAYS)
-        yield pytest.param(name, check, marks=[] if fast else SLOW)
+@pytest.mark.of_many
+@pytest.mark.parametrize("part", range(PARTS))
+def test_presets(part, subtests):
+    for name in sorted(PRESETS)[part::PARTS]:
+        with subtests.test(name):
+            assert_recipe_ok(preset(name), only=TOGETHER)
 
 
-@pytest.mark.parametrize(("name", "check"), list(preset_checks()))
-def test_preset(name, check):
-    assert_recipe_ok(preset(name), only=[check])
+@pytest.mark.slow
+@pytest.mark.of_many
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_apart(name):
+    assert_recipe_ok(preset(name), only=[check for check in APART if check not in SAMPLED])
 
 
 def features(recipe: Recipe) -> frozenset:
@@ -122,18 +119,16 @@ def with_every_combination(size: int) -> list[str]:
     return chosen
 
 
-PARTS = 8
-
-
 @pytest.mark.slow
 @pytest.mark.of_many
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("check", SAMPLED)
 def test_presets_with_every_combination_of_features(check, part):
-    for name in with_every_combination(SAMPLED[check])[part::PARTS]:
+    for name in with_every_combination(SAMPLED[check])[part::8]:
         assert_recipe_ok(preset(name), only=[check])
 
 
+@pytest.mark.slow
 def test_features_are_what_a_step_does():
     names = ("dr_grpo", "gspo", "dapo", "ppo_max", "llds", "espo", "rover")
     kinds = {name: features(preset(name)) for name in names}
@@ -197,27 +192,32 @@ COMPOSED = {
 }
 
 
-def composed_checks():
-    for name, check in itertools.product(COMPOSED, [c for c in CHECKS if c != "train_step"]):
-        slow = check in COSTLY and name != "corrected"
-        yield pytest.param(name, check, marks=[pytest.mark.slow] if slow else [])
+# A plain one, one with a critic, one with statistics of the vocabulary, one with a statistic that
+# reads what is computed from the batch, and those composed above, which have the other slots.
+WHOLE = {
+    **{name: preset(name) for name in ("grpo", "ppo_max", "rover")},
+    "of the batch": jr.recipes.otr(samples=16),
+    **COMPOSED,
+}
 
 
-@pytest.mark.parametrize(("name", "check"), list(composed_checks()))
-def test_composed_recipe(name, check):
-    assert_recipe_ok(COMPOSED[name], only=[check])
+@pytest.mark.of_many
+@pytest.mark.parametrize("check", APART)
+@pytest.mark.parametrize("name", WHOLE)
+def test_recipe(name, check):
+    together = TOGETHER if check == "on_policy" else ()
+    assert_recipe_ok(WHOLE[name], only=[check, *together])
 
 
-OF_BATCH = [
-    pytest.param(check, marks=[pytest.mark.slow] if check in COSTLY else []) for check in CHECKS
-]
+@pytest.mark.slow
+@pytest.mark.of_many
+@pytest.mark.parametrize("check", COSTLY)
+@pytest.mark.parametrize("name", ["grpo", "of the batch", "corrected"])
+def test_recipe_with_a_model(name, check):
+    assert_recipe_ok(WHOLE[name], only=[check])
 
 
-@pytest.mark.parametrize("check", OF_BATCH)
-def test_a_statistic_may_read_what_is_computed_from_the_batch(check):
-    assert_recipe_ok(jr.recipes.otr(samples=16), only=[check])
-
-
+@pytest.mark.slow
 def test_a_train_step_takes_every_slot():
     everything = COMPOSED["corrected"].replace(
         advantage=baseline(), curation=jr.stateless(informative)
@@ -232,20 +232,22 @@ def test_every_mesh_gives_the_same(recipe):
 
 
 @pytest.mark.slow
-def test_a_train_step_on_other_meshes():
+def test_a_train_step_otherwise(monkeypatch):
     sizes = ({"fsdp": 8}, {"tensor": 8}, {"data": 4, "fsdp": 2}, {"data": 2, "context": 4})
     train_checks.check_train_step(preset("grpo"), sizes=sizes)
     train_checks.check_train_step(preset("grpo"), rows=False)
+    monkeypatch.setattr(train_checks, "meshes", lambda sizes: [])
+    train_checks.check_train_step(preset("grpo"), microbatches=4)
 
 
 def test_a_train_step_on_one_device(monkeypatch):
     monkeypatch.setattr(train_checks, "meshes", lambda sizes: [])
-    for microbatches, rows in ((2, False), (4, True)):
-        train_checks.check_train_step(preset("grpo"), microbatches=microbatches, rows=rows)
+    train_checks.check_train_step(plain(), rows=False)
     with pytest.raises(AssertionError, match="the update in 2 microbatches"):
-        train_checks.check_train_step(plain(surrogate=part_mean))
+        train_checks.check_train_step(plain(surrogate=part_mean), rows=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["the mask id is drawn", "the prompt is shown"])
 def test_a_wrong_score_of_a_denoiser_fails(name, monkeypatch):
     monkeypatch.setattr(train_checks, "meshes", lambda sizes: [])
@@ -324,15 +326,10 @@ PAIRS = [
 ]
 
 
-def some_pairs():
-    """All pairs; without -m slow a third of them, which has every advantage and surrogate."""
-    for a, s in PAIRS:
-        yield pytest.param(a, s, marks=[pytest.mark.slow] if (a + s) % 3 else [])
-
-
-@pytest.mark.parametrize(("a", "s"), list(some_pairs()))
+@pytest.mark.of_many
+@pytest.mark.parametrize(("a", "s"), PAIRS)
 def test_slots_are_orthogonal(a, s):
-    assert_recipe_ok(composed(a, s), only=["microbatches", "junk", "permutation", "jit"])
+    assert_recipe_ok(composed(a, s), only=["junk", "permutation", "microbatches", "jit"])
 
 
 def test_the_pairs_hold_every_function():
@@ -366,6 +363,7 @@ def by_share_of_gap(logp, old_logp, advantages, mask, *, gap):
 QUICK_LAWS = ["junk", "microbatches", "permutation"]
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("source", ["old_policy", "reference", "teacher"])
 def test_statistics_of_ones_own_are_made_up(source):
     computed = (Computed("gap", max_logp, source),)
@@ -399,6 +397,7 @@ OWN = {
 }
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", OWN)
 def test_what_cannot_be_made_up_is_an_argument(name):
     random = np.random.default_rng(0)
@@ -724,12 +723,29 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_caught(name):
-    check, recipe, words = MUTANTS[name]
-    with pytest.raises(AssertionError, match=words) as caught:
-        CHECKS[check](recipe)
-    assert f"check_{check}: recipe '{recipe.name}'" in str(caught.value)
+def mutants_of(check: str, subtests) -> None:
+    """Each mutant of a check fails it, with the words that say so."""
+    for name, (_, recipe, words) in ((k, x) for k, x in MUTANTS.items() if x[0] == check):
+        with (
+            subtests.test(name),
+            pytest.raises(
+                AssertionError, match=f"check_{check}: recipe '{recipe.name}'.*({words})"
+            ),
+        ):
+            CHECKS[check](recipe)
+
+
+@pytest.mark.of_many
+@pytest.mark.parametrize("check", [c for c in CHECKS if c not in (*COSTLY, "model_precision")])
+def test_mutants_are_caught(check, subtests):
+    mutants_of(check, subtests)
+
+
+@pytest.mark.slow
+@pytest.mark.of_many
+@pytest.mark.parametrize("check", COSTLY)
+def test_mutants_with_a_model_are_caught(check, subtests):
+    mutants_of(check, subtests)
 
 
 def test_every_check_has_a_mutant():
@@ -752,6 +768,7 @@ def test_model_precision_is_caught(monkeypatch):
         CHECKS["model_precision"](plain())
 
 
+@pytest.mark.slow
 def test_a_train_step_that_forgets_the_temperature_is_caught(monkeypatch):
     make_step = train_checks.make_step
 
@@ -763,6 +780,7 @@ def test_a_train_step_that_forgets_the_temperature_is_caught(monkeypatch):
         CHECKS["train_step"](plain())
 
 
+@pytest.mark.slow
 def test_a_scorer_that_reads_its_padding_is_caught(monkeypatch):
     scored = model_checks.score_batch
 
@@ -792,6 +810,7 @@ def test_a_model_that_mixes_up_the_responses_of_a_row_is_caught(monkeypatch):
         CHECKS["layouts"](plain())
 
 
+@pytest.mark.slow
 def test_a_sampler_that_reports_another_temperature_is_caught(monkeypatch):
     found = [
         (options, case._replace(logp=case.logp + 0.01))

@@ -28,9 +28,6 @@ from jaxrl_llm.train.setup import load_experiment
 ROOT = Path(__file__).parents[2]
 EVERY = [x.preset for x in catalog.CATALOG if x.preset]
 pytestmark = pytest.mark.usefixtures("shared_programs")
-# One that reads the last update's KL and remembers prompts; the others with -m slow.
-ALWAYS = ("mssr",)
-SLOW = [pytest.mark.slow, pytest.mark.of_many]
 # A run of three steps ends before their first hint, the first rollout that stops, or the first
 # update of the policy, by default.
 EARLY = {
@@ -43,10 +40,9 @@ EARLY = {
 DESCENT = OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in ALWAYS else SLOW) for n in sorted(EVERY)],
-)
+@pytest.mark.slow
+@pytest.mark.of_many
+@pytest.mark.parametrize("name", sorted(EVERY))
 def test_the_loop_runs_a_preset_whole(name):
     recipe = catalog.preset(name, length=8, num_prompts=20)
     if recipe.forward_only:
