@@ -1,4 +1,4 @@
-"""Makes `derivative` importable for the tests of this folder."""
+"""Makes the helper modules of this folder importable for its tests."""
 
 import sys
 from pathlib import Path

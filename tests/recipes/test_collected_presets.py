@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import MASK, REWARDS, batch_of, near
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -24,32 +25,22 @@ PLAIN = ("april", "arrol", "pf_ppo", "training_free_grpo")
 def make_batch() -> tuple[np.ndarray, Batch]:
     """Ratios far from 1; a group that agrees, an empty response, a rollout left out."""
     rng = np.random.default_rng(8)
-    lengths = np.array([[5, 2, 3, 1], [4, 4, 1, 2], [5, 0, 2, 3]])
-    rewards = np.array([[1, 0, 0, 0.5], [1, 1, 1, 1], [0, 1, 0.25, np.nan]], np.float32)
     logp = rng.normal(-1.5, 0.5, (P, G, T)).astype(np.float32)
-
-    def near(spread=0.4):
-        return jnp.asarray(logp + rng.normal(0, spread, (P, G, T)), jnp.float32)
-
     values = rng.normal(0, 0.5, (P, G, T)).astype(np.float32)
-    batch = Batch(
-        tokens=jnp.zeros((P, G, T), jnp.int32),
-        mask=jnp.asarray(np.arange(T) < lengths[..., None]),
-        rewards=jnp.asarray(rewards),
-        where=jnp.asarray(np.isfinite(rewards)),
-        prompt_tokens=jnp.ones((P, 2), jnp.int32),
-        prompt_mask=jnp.ones((P, 2), bool),
-        old_logp=near(),
-        ref_logp=near(),
-        behavior_logp=near(0.6),
+    batch = batch_of(
+        MASK[:P],
+        REWARDS,
+        old_logp=near(rng, logp),
+        ref_logp=near(rng, logp),
+        behavior_logp=near(rng, logp, 0.6),
         extras={
-            "greedy_rewards": jnp.array([0.25, 1.0, 0.5]),
-            "satisfied": jnp.asarray(rng.random((P, G)) < 0.7),
-            "answer_ids": jnp.array([[3, 3, 5, 7], [4, 4, 4, 4], [1, 2, 2, 1]]),
-            "old_entropy": jnp.asarray(rng.uniform(0.1, 2.0, (P, G, T)), jnp.float32),
-            "hidden_rank": jnp.asarray(rng.uniform(0.2, 3.0, (P, G, 3)), jnp.float32),
-            "values": jnp.asarray(values),
-            "old_values": jnp.asarray(values)[..., None],
+            "greedy_rewards": np.array([0.25, 1.0, 0.5]),
+            "satisfied": rng.random((P, G)) < 0.7,
+            "answer_ids": np.array([[3, 3, 5, 7], [4, 4, 4, 4], [1, 2, 2, 1]]),
+            "old_entropy": rng.uniform(0.1, 2.0, (P, G, T)),
+            "hidden_rank": rng.uniform(0.2, 3.0, (P, G, 3)),
+            "values": values,
+            "old_values": values[..., None],
         },
     )
     return logp, batch
@@ -379,9 +370,7 @@ def test_presets_without_a_collector_ask_for_prompts_in_order(name):
     assert jr.recipes.PRESETS[name]().collector is None
 
 
-@pytest.mark.parametrize(
-    ("name", "stored"), [("rollout_replay", 2), ("fading_replay", 4), ("sapo_swarm", 2)]
-)
+@for_each(("name", "stored"), [("rollout_replay", 2), ("fading_replay", 4), ("sapo_swarm", 2)])
 def test_half_of_the_second_batch_is_stored(name, stored):
     collector, state = started(name)
     first, rows, state = play(collector, state)
@@ -426,9 +415,7 @@ def test_stored_groups_take_the_places_of_those_that_agree(name):
     assert dict(got) == pytest.approx(scores, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["rollout_replay", "fading_replay", "sapo_swarm", "llm_replay", "ssb"]
-)
+@for_each("name", ["rollout_replay", "fading_replay", "sapo_swarm", "llm_replay", "ssb"])
 def test_what_is_stored_is_drawn_as_often_as_the_paper_says(name):
     collector, state = started(name)
     for step in range(2):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -17,27 +18,18 @@ OLD, LOGP, REF = (RNG.normal(-1.0, 0.4, (P, G, T)) for _ in range(3))
 OLD_DRAWS, DRAWS = (RNG.normal(-1.0, 0.4, (P, G, T, J)) for _ in range(2))
 
 
-def batch_of():
+def drawn():
     extras = {
         "masked": np.ones((P, G, T, J), bool),
         "masked_prompt": np.zeros((P, G, 1, J), bool),
-        "noise": np.ones((P, G, J), np.float32),
+        "noise": np.ones((P, G, J)),
         "written": MASK,
-        "old_draw_logp": np.float32(OLD_DRAWS),
-        "old_entropy": np.float32(ENTROPY),
+        "old_draw_logp": OLD_DRAWS,
+        "old_entropy": ENTROPY,
         "hint_mask": HINT,
     }
-    return jr.recipes.Batch(
-        tokens=jnp.zeros((P, G, T), int),
-        mask=jnp.asarray(MASK),
-        rewards=jnp.float32(REWARDS),
-        where=jnp.ones((P, G), bool),
-        prompt_tokens=jnp.zeros((P, 1), int),
-        prompt_mask=jnp.ones((P, 1), bool),
-        old_logp=jnp.float32(OLD),
-        ref_logp=jnp.float32(REF),
-        extras={name: jnp.asarray(x) for name, x in extras.items()},
-    )
+    prompts = {"prompt_tokens": np.zeros((P, 1), int), "prompt_mask": np.ones((P, 1), bool)}
+    return batch_of(MASK, REWARDS, old_logp=OLD, ref_logp=REF, extras=extras, **prompts)
 
 
 def clipped(ratio, advantage, eps):
@@ -140,7 +132,7 @@ REFERENCES = {
 def test_the_loss(name):
     several = ("coupled_grpo", "diffu_grpo", "espo", "gdpo_elbo", "spg", "wd1")
     recipe = getattr(jr.recipes, name)(**({"epochs": 1} if name in several else {}))
-    prepared, _ = recipe.prepare(batch_of(), recipe.init())
+    prepared, _ = recipe.prepare(drawn(), recipe.init())
     statistics = {"draw_logp": jnp.float32(DRAWS)} if name == "bgpo" else {}
     loss = recipe.loss(jnp.float32(LOGP), prepared, statistics=statistics)
     np.testing.assert_allclose(loss, REFERENCES[name](), rtol=1e-5)
@@ -149,7 +141,7 @@ def test_the_loss(name):
 def test_gdpo_has_a_penalty_if_asked():
     recipe = jr.recipes.gdpo_elbo(epochs=1, kl_coef=0.3)
     assert recipe.uses_reference and not jr.recipes.gdpo_elbo().uses_reference
-    prepared, _ = recipe.prepare(batch_of(), recipe.init())
+    prepared, _ = recipe.prepare(drawn(), recipe.init())
     loss = recipe.loss(jnp.float32(LOGP), prepared)
     np.testing.assert_allclose(loss, gdpo_elbo(0.3), rtol=1e-5)
 
@@ -177,7 +169,7 @@ def test_the_passes_of_the_released_code():
             recipe.replace(surrogate=jr.surrogates.reinforce).check_passes(recipe.epochs, 1)
 
 
-@pytest.mark.parametrize("block", [None, 4])
+@for_each("block", [None, 4])
 def test_spg_hides_a_share_of_the_prompt(block):
     """And of the blocks before the one that is denoised, whose tokens are estimated too."""
     valid, prompt = jnp.ones((3000, 12), bool), jnp.ones((3000, 4), bool)
@@ -201,6 +193,7 @@ def test_spg_hides_a_share_of_the_prompt(block):
     np.testing.assert_allclose(before[clean].mean(), 0.15, atol=0.02)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("make", "advantages"),
     [

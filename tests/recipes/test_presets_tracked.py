@@ -1,10 +1,11 @@
 """Presets with a memory, with evidence and of turns: the whole loss against float64, row by row."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from derivative import expect_derivative
+from preset_cases import batch_of, expect_loss, near, one_by_one
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -47,34 +48,21 @@ def make_batch() -> tuple[np.ndarray, Batch]:
     logp = rng.normal(-1.5, 0.5, (P, G, T)).astype(np.float32)
     mask, turn = np.arange(T) < lengths[..., None], np.arange(T) // 3
 
-    def near():
-        return jnp.asarray(logp + rng.normal(0, 0.4, (P, G, T)), jnp.float32)
-
     extras = {
-        "prompt_ids": jnp.array([4, 0, 2]),
-        "policy_shift": jnp.array([0.0, 0.01, 0.05], jnp.float32),
-        "budgets": jnp.asarray(rng.choice([2.0, 4.0, 6.0], (P, G)), jnp.float32),
-        "turn_rewards": jnp.asarray(rng.uniform(0, 1, (P, G, K)), jnp.float32),
-        "turn_where": jnp.asarray(np.stack([(mask & (turn == k)).any(-1) for k in range(K)], -1)),
-        "turn_ids": jnp.broadcast_to(turn, mask.shape),
-        "test_passes": jnp.asarray(rng.random((P, G, K, U)) < 0.5),
-        "test_where": jnp.array([[True, True, True], [True, True, False], [True, True, True]]),
-        "old_entropy": jnp.asarray(rng.uniform(0.1, 2.0, (P, G, T)), jnp.float32),
-        "hot_logp": near(),
-        "cold_logp": near(),
+        "prompt_ids": np.array([4, 0, 2]),
+        "policy_shift": np.array([0.0, 0.01, 0.05]),
+        "budgets": rng.choice([2.0, 4.0, 6.0], (P, G)),
+        "turn_rewards": rng.uniform(0, 1, (P, G, K)),
+        "turn_where": np.stack([(mask & (turn == k)).any(-1) for k in range(K)], -1),
+        "turn_ids": np.broadcast_to(turn, mask.shape),
+        "test_passes": rng.random((P, G, K, U)) < 0.5,
+        "test_where": np.array([[True, True, True], [True, True, False], [True, True, True]]),
+        "old_entropy": rng.uniform(0.1, 2.0, (P, G, T)),
+        "hot_logp": near(rng, logp),
+        "cold_logp": near(rng, logp),
     }
-    batch = Batch(
-        tokens=jnp.zeros((P, G, T), jnp.int32),
-        mask=jnp.asarray(mask),
-        rewards=jnp.asarray(rewards),
-        where=jnp.asarray(np.isfinite(rewards)),
-        prompt_tokens=jnp.ones((P, 2), jnp.int32),
-        prompt_mask=jnp.ones((P, 2), bool),
-        old_logp=near(),
-        ref_logp=near(),
-        extras=extras,
-    )
-    return logp, batch
+    others = {name: near(rng, logp) for name in ("old_logp", "ref_logp")}
+    return logp, batch_of(mask, rewards, **others, extras=extras)
 
 
 def members(batch, p):
@@ -240,63 +228,36 @@ def prepared(name, **options):
     return recipe, logp, batch, ready
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_loss_is_the_papers(name):
+@for_each("name", NAMES)
+def test_the_loss_and_its_gradient_are_the_papers(name):
     recipe, logp, batch, ready = prepared(name)
-    expected = reference(name, logp, batch)
-    assert float(recipe.loss(logp, ready)) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    formula = functools.partial(reference, name, batch=batch)
+    expect_loss(recipe, logp, ready, formula, rel=1e-5, atol=2e-6, least=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_gradient_is_the_derivative(name):
-    recipe, logp, batch, ready = prepared(name)
-    grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
+CHANGES = {
+    "ace": {"alpha": 2.0, "length_normalize": True, "c_max": 0.1, "eps_low": 0.01}
+    | {"eps_high": 0.01, "dual_clip": 1.01},
+    "dcpo_distribution": {"target_entropy": 9.0, "max_gap": 0.01, "threshold": 1.5}
+    | {"eps_high": 0.01},
+    "hbpo": {"length": 5.0, "intra_weight": 2.0, "floor": 3.0},
+    "mssr": {"entropy": "policy", "kl_coef": 0.0, "dual_clip": 1.01},
+    "spo_tracker": {"dual_clip": 1.01},
+    "trloo": {"gamma": 0.5, "eps_low": 0.01},
+    "verpo": {"sigma": 1.0, "difficulty": 0.0, "gamma": 1.0, "turn_weight": 0.0},
+    "xrpo": {"bonus": 0.1, "cap": 0.1, "eps_high": 0.01},
+}
 
-    def loss(x):
-        return reference(name, x, batch)
 
-    expect_derivative(grad, loss, logp, rtol=1e-4, atol=2e-6)
-    assert np.abs(grad).max() > 1e-4
+@functools.cache
+def loss_with(name, **options):
+    recipe, logp, _, ready = prepared(name, **options)
+    return float(recipe.loss(logp, ready))
 
 
-@for_each(
-    ("name", "options"),
-    [
-        ("ace", {"alpha": 2.0}),
-        ("ace", {"length_normalize": True}),
-        ("ace", {"c_max": 0.1}),
-        ("ace", {"eps_low": 0.01}),
-        ("ace", {"eps_high": 0.01}),
-        ("ace", {"dual_clip": 1.01}),
-        ("dcpo_distribution", {"target_entropy": 9.0}),
-        ("dcpo_distribution", {"max_gap": 0.01}),
-        ("dcpo_distribution", {"threshold": 1.5}),
-        ("dcpo_distribution", {"eps_high": 0.01}),
-        ("hbpo", {"length": 5.0}),
-        ("hbpo", {"intra_weight": 2.0}),
-        ("hbpo", {"floor": 3.0}),
-        ("mssr", {"entropy": "policy"}),
-        ("mssr", {"kl_coef": 0.0}),
-        ("mssr", {"dual_clip": 1.01}),
-        ("spo_tracker", {"rho": 0.5, "length": None}),
-        ("spo_tracker", {"dual_clip": 1.01}),
-        ("trloo", {"gamma": 0.5}),
-        ("trloo", {"eps_low": 0.01}),
-        ("verpo", {"sigma": 1.0}),
-        ("verpo", {"difficulty": 0.0}),
-        ("verpo", {"gamma": 1.0}),
-        ("verpo", {"turn_weight": 0.0}),
-        ("xrpo", {"bonus": 0.1}),
-        ("xrpo", {"cap": 0.1}),
-        ("xrpo", {"eps_high": 0.01}),
-    ],
-)
+@for_each("name, options", [*one_by_one(CHANGES), ("spo_tracker", {"rho": 0.5, "length": None})])
 def test_every_option_changes_the_loss(name, options):
-    losses = []
-    for chosen in ({}, options):
-        recipe, logp, _, ready = prepared(name, **chosen)
-        losses.append(float(recipe.loss(logp, ready)))
-    assert losses[0] != losses[1]
+    assert loss_with(name, **options) != loss_with(name)
 
 
 def test_the_rule_of_forgetting_changes_later_steps():
@@ -335,10 +296,3 @@ def test_one_rollout_a_prompt_is_enough(name):
     recipe = catalog.preset(name, length=4, num_prompts=2)
     recipe.check_group_size(1)
     assert "prompt_ids" in recipe.required_fields
-
-
-@for_each("name", NAMES)
-def test_a_preset_carries_its_key_and_its_paper(name):
-    recipe = catalog.preset(name, length=T, num_prompts=P)
-    (row,) = [m for m in catalog.CATALOG if m.preset == name]
-    assert (recipe.name, recipe.paper) == (name, f"arXiv:{row.arxiv}")

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of, near
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import Batch
 
 P, G, T = 3, 4, 5
 
@@ -21,17 +21,10 @@ def case():
     old = np.where(rng.random((P, G, T)) < 0.5, -0.003, -1.0) * rng.uniform(0.5, 1.5, (P, G, T))
     entropy = rng.uniform(0.0, 0.3, (P, G, 1)) + rng.uniform(0.0, 0.1, (P, G, T))
     logp = (old + rng.normal(0, 0.3, old.shape)).astype(np.float32)
-    batch = Batch(
-        tokens=jnp.zeros((P, G, T), jnp.int32),
-        mask=jnp.asarray(np.arange(T) < lengths[..., None]),
-        rewards=jnp.asarray(rewards),
-        where=jnp.asarray(np.isfinite(rewards)),
-        prompt_tokens=jnp.ones((P, 2), jnp.int32),
-        prompt_mask=jnp.ones((P, 2), bool),
-        old_logp=jnp.asarray(old, jnp.float32),
-        behavior_logp=jnp.asarray(old + rng.normal(0, 0.2, old.shape), jnp.float32),
-        extras={"old_entropy": jnp.asarray(entropy, jnp.float32)},
-    )
+    extras = {"old_entropy": entropy}
+    behavior_logp = near(rng, old, 0.2)
+    mask = np.arange(T) < lengths[..., None]
+    batch = batch_of(mask, rewards, old_logp=old, behavior_logp=behavior_logp, extras=extras)
     return logp, batch
 
 
