@@ -186,9 +186,14 @@ def loss_with(name, **options):
     return float(recipe.loss(logp, ready))
 
 
-@for_each("name, options", [*one_by_one(CHANGES), *OTHERS])
-def test_every_option_changes_the_loss(name, options):
-    assert loss_with(name, **options) != loss_with(name)
+CHANGED = [*one_by_one(CHANGES), *OTHERS]
+
+
+@pytest.mark.of_many
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_option_changes_the_loss(name):
+    rows = [options for each, options in CHANGED if each == name]
+    assert not [options for options in rows if loss_with(name, **options) == loss_with(name)]
 
 
 def test_vcpo_shrinks_the_step_by_the_effective_sample_size():
