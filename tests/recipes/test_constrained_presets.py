@@ -1,12 +1,14 @@
 """CGPO: its three losses and their gradients in float64 NumPy, groups that do not train, tasks."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of, near
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -21,9 +23,9 @@ G, T = 4, 5
 OPTIMIZERS = ("crpg", "codpo", "crraft")
 
 
-def make_batch(groups=6, seed=0, **changes) -> tuple[np.ndarray, Batch]:
+def make_batch(groups=6) -> tuple[np.ndarray, Batch]:
     """Rewards without ties, rollouts far from the reference, an empty one and a dropped one."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shape = (groups, G, T)
     logp = rng.normal(-1.5, 0.5, shape).astype(np.float32)
     lengths = rng.integers(1, T + 1, shape[:2])
@@ -33,23 +35,21 @@ def make_batch(groups=6, seed=0, **changes) -> tuple[np.ndarray, Batch]:
     rewards = rng.normal(size=shape[:2]).astype(np.float32)
     satisfied = rng.random(shape[:2]) < 0.6
     satisfied[0], satisfied[3], satisfied[4] = [True, False, True, True], False, True
-    fields = {
-        "tokens": jnp.zeros(shape, jnp.int32),
-        "mask": jnp.asarray(np.arange(T) < lengths[..., None]),
-        "rewards": jnp.asarray(np.where(where, rewards, np.nan)),
-        "where": jnp.asarray(where),
-        "prompt_tokens": jnp.ones((groups, 2), jnp.int32),
-        "prompt_mask": jnp.ones((groups, 2), bool),
-        "old_logp": jnp.asarray(logp),
-        "ref_logp": jnp.asarray(logp + rng.normal(-0.3, 1.5, shape), jnp.float32),
-        "extras": {
-            "greedy_rewards": jnp.asarray(rng.normal(size=groups), jnp.float32),
-            "satisfied": jnp.asarray(satisfied),
-            "task_ids": jnp.asarray(np.arange(groups) % 3, jnp.int32),
-            "imitated": jnp.zeros(shape[:2], bool),
-        },
+    ref_logp = near(rng, logp - 0.3, 1.5)
+    extras = {
+        "greedy_rewards": rng.normal(size=groups),
+        "satisfied": satisfied,
+        "task_ids": np.arange(groups) % 3,
+        "imitated": np.zeros(shape[:2], bool),
     }
-    return logp, Batch(**(fields | changes))
+    batch = batch_of(
+        np.arange(T) < lengths[..., None],
+        np.where(where, rewards, np.nan),
+        old_logp=logp,
+        ref_logp=ref_logp,
+        extras=extras,
+    )
+    return logp, batch
 
 
 def worked(judges=(True, False, True, True), rewards=(1.0, 2.0, -1.0, 0.0), shift=0.0):
@@ -59,27 +59,29 @@ def worked(judges=(True, False, True, True), rewards=(1.0, 2.0, -1.0, 0.0), shif
     logp = np.where(mask, -1.0 - np.arange(T) / 8, 0.0).astype(np.float32)
     ref = logp - (far / lengths)[:, None] * mask
     extras = {
-        "greedy_rewards": jnp.full(1, shift),
-        "satisfied": jnp.array([judges]),
-        "imitated": jnp.zeros((1, G), bool),
+        "greedy_rewards": np.full(1, shift),
+        "satisfied": np.array([judges]),
+        "imitated": np.zeros((1, G), bool),
     }
-    _, batch = make_batch()
-    return logp[None], batch.replace(
-        tokens=jnp.zeros((1, G, T), jnp.int32),
-        mask=jnp.asarray(mask)[None],
-        rewards=jnp.array([rewards], jnp.float32) + shift,
-        where=jnp.ones((1, G), bool),
-        prompt_tokens=jnp.ones((1, 2), jnp.int32),
-        prompt_mask=jnp.ones((1, 2), bool),
-        old_logp=jnp.asarray(logp)[None],
-        ref_logp=jnp.asarray(ref, jnp.float32)[None],
-        extras=extras,
+    rewards = np.float32([rewards]) + np.float32(shift)
+    return logp[None], batch_of(
+        mask[None], rewards, old_logp=logp[None], ref_logp=ref[None], extras=extras
     )
 
 
+@functools.cache
+def compiled(recipe):
+    """Prepares a batch, and gives the loss with its gradient."""
+
+    def run(logp, batch):
+        ready, _ = recipe.prepare(batch, recipe.init())
+        return *jax.value_and_grad(recipe.loss)(logp, ready), ready
+
+    return jax.jit(run)
+
+
 def loss_and_grad(recipe, logp, batch):
-    ready, _ = recipe.prepare(batch, recipe.init())
-    value, grad = jax.value_and_grad(lambda x: recipe.loss(x, ready))(jnp.asarray(logp))
+    value, grad, ready = compiled(recipe)(jnp.asarray(logp), batch)
     return float(value), np.asarray(grad), ready
 
 
@@ -159,8 +161,8 @@ def in_numpy(optimizer, logp, batch, groups=None, budget=5.0, beta=0.1, likeliho
     return sum(losses) / used
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@for_each("ties", [False, True])
+@for_each("optimizer", OPTIMIZERS)
 def test_the_loss_of_a_batch(optimizer, ties):
     logp, batch = make_batch()
     batch = batch.replace(rewards=jnp.sign(batch.rewards)) if ties else batch
@@ -359,12 +361,14 @@ MADE = {
 }
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", MADE)
 def test_they_pass_the_battery_of_arrays(name):
     assert_recipe_ok(MADE[name], only=CHEAP)
 
 
 @pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", MADE)
 def test_they_pass_the_whole_battery(name):
     assert_recipe_ok(MADE[name])
@@ -405,7 +409,6 @@ RUNS = {
     "tasks": cgpo(tasks=THREE),
     "tasks with answers": cgpo(tasks=THREE, answers="demonstration"),
 }
-QUICK = ("tasks with answers", "codpo")
 
 
 @pytest.fixture
@@ -414,10 +417,10 @@ def config():
     return dataclasses.replace(loop_checks._CONFIG, data=data, reward=judged)
 
 
+@pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.usefixtures("shared_programs")
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in RUNS]
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_the_loop_runs_it_whole(name, config):
     jr.testing.assert_loop_runs_whole(RUNS[name], config=config)
 
@@ -488,7 +491,7 @@ def test_each_task_has_metrics_of_its_rollouts(config, tmp_path):
 
     off = EvaluationConfig(enabled=False)  # so that all that is graded is in the batch
     run = dataclasses.replace(config, reward=noted, steps=1, evaluation=off)
-    run = dataclasses.replace(run, recipe=RUNS["tasks with answers"], run_dir=str(tmp_path / "a"))
+    run = dataclasses.replace(run, recipe=RUNS["tasks with answers"], run_dir=str(tmp_path))
     (row,) = train(run).history
     for task in THREE:
         own = [x for name, text, x, answer in seen if name == task and text != answer]
@@ -497,7 +500,11 @@ def test_each_task_has_metrics_of_its_rollouts(config, tmp_path):
             found = row[f"task_{name}/{task}"]
             assert found == want if want is None else found == pytest.approx(want, rel=1e-5)
     assert len({name for name, *_ in seen}) > 1 and len(seen) == 4 * 6
-    run = dataclasses.replace(run, recipe=RUNS["codpo"], run_dir=str(tmp_path / "b"))
+
+
+@pytest.mark.slow
+def test_without_tasks_there_are_no_metrics_of_tasks(config, tmp_path):
+    run = dataclasses.replace(config, recipe=RUNS["codpo"], steps=1, run_dir=str(tmp_path))
     (row,) = train(run).history
     assert not [name for name in row if name.startswith("task_")]
 

@@ -30,7 +30,7 @@ def asked(collector, belief, seed=0, count=3):
     return [request.prompt for request in requests]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_the_prompts_of_well_known_rates(name):
     make, expected = PRESETS[name]
     for seed in range(3):

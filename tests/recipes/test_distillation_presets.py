@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import Batch
 
 P, G, T = 2, 3, 5
 # Two tokens of this policy in one span, and a last one that no span has.
@@ -25,16 +25,12 @@ def case():
         "teacher_span_logp": span,
         "span_ids": np.broadcast_to(SPANS, (P, G, T)),
     }
-    batch = Batch(
-        tokens=jnp.zeros((P, G, T), int),
-        mask=jnp.asarray(mask),
-        rewards=jnp.asarray(rng.uniform(size=(P, G))),
-        where=jnp.ones((P, G), bool),
-        prompt_tokens=jnp.ones((P, 1), int),
-        prompt_mask=jnp.ones((P, 1), bool),
-        old_logp=jnp.asarray(old),
-        behavior_logp=jnp.asarray(np.log(0.8 * np.exp(old) + 0.2 * np.exp(teacher))),
-        extras={name: jnp.asarray(value) for name, value in extras.items()},
+    batch = batch_of(
+        np.broadcast_to(mask, (P, G, T)),
+        rng.uniform(size=(P, G)),
+        old_logp=old,
+        behavior_logp=np.log(0.8 * np.exp(old) + 0.2 * np.exp(teacher)),
+        extras=extras,
     )
     return logp, old, mask, batch, extras
 

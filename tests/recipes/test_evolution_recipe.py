@@ -209,6 +209,7 @@ def test_members_without_a_score_have_no_weight_with_their_partners():
     assert nothing.tolist() == [0.0] * 4 and missing == 12
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", ["eggroll", "open_es", "es_qiu"])
 def test_the_gradient_is_that_of_the_population_without_them(name):
     recipe = getattr(jr.recipes, name)(sigma=0.3)
@@ -311,7 +312,7 @@ def test_the_gradient_is_that_of_the_functions():
     close(of_recipe(plain(chunk=1))["up"]["kernel"], of_recipe(plain())["up"]["kernel"])
 
 
-@pytest.mark.parametrize("more", [{}, MORE, MORE | {"pairs": False}])
+@for_each("more", [{}, MORE, MORE | {"pairs": False}])
 def test_members_are_those_of_the_functions(more):
     recipe, evolution = plain(**more), jr.evolution
     classes, members = recipe.classes(PARAMS), jnp.arange(4)

@@ -1,6 +1,7 @@
 """The names of peers in the catalog: each is something here, and is found."""
 
 import dataclasses
+import functools
 import inspect
 import re
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm
@@ -35,7 +37,13 @@ def test_every_name_is_one_thing_here():
         assert not row.differs or row.differs.endswith("."), row
 
 
-@pytest.mark.parametrize("peer", catalog.PEER_VERSIONS)
+@functools.cache
+def made_by(code):
+    """What a row's code makes, once for all tests."""
+    return eval(code, {"jr": jaxrl_llm})
+
+
+@for_each("peer", catalog.PEER_VERSIONS)
 def test_our_code_runs_as_it_stands(peer):
     for row in catalog.PEER_NAMES:
         if row.peer != peer:
@@ -47,7 +55,7 @@ def test_our_code_runs_as_it_stands(peer):
             config = getattr(jaxrl_llm.train, option[1])
             assert option[2] in {field.name for field in dataclasses.fields(config)}, row
             continue
-        made = eval(row.ours, {"jr": jaxrl_llm})
+        made = made_by(row.ours)
         assert isinstance(made, Recipe) or callable(made) or hasattr(made, "init"), row
 
 
@@ -55,7 +63,7 @@ def test_a_recipe_makes_one_update_a_batch_unless_its_row_says_how_many():
     """The updates of a preset are those of its paper, and a peer's name stands for none."""
     for row in catalog.PEER_NAMES:
         if row.ours.startswith("jr.recipes."):
-            recipe = eval(row.ours, {"jr": jaxrl_llm})
+            recipe = made_by(row.ours)
             passes = getattr(recipe, "epochs", 1), getattr(recipe, "minibatches", 1)
             assert passes == (1, 1) or f" {passes[1]} minibatches" in row.differs, row
 
@@ -122,7 +130,7 @@ def test_rows_of_kto_read_single_labeled_responses():
 def recipe_of(peer, name):
     """The recipe of a row."""
     (row,) = [row for row in catalog.PEER_NAMES if (row.peer, str(row)) == (peer, name)]
-    recipe = eval(row.ours, {"jr": jaxrl_llm})
+    recipe = made_by(row.ours)
     assert isinstance(recipe, Recipe)
     return recipe
 
@@ -132,15 +140,11 @@ def batch_of_tokens(**extras):
     rng = np.random.default_rng(0)
     lengths = np.array([[4, 2, 3], [1, 4, 2]])
     old_logp = rng.normal(-1.0, 0.3, (2, 3, 4)).astype(np.float32)
-    return jaxrl_llm.recipes.Batch(
-        tokens=jnp.ones((2, 3, 4), int),
-        mask=jnp.arange(4) < lengths[..., None],
-        rewards=jnp.asarray(rng.normal(size=(2, 3)), jnp.float32),
-        where=jnp.ones((2, 3), bool),
-        prompt_tokens=jnp.ones((2, 1), int),
-        prompt_mask=jnp.ones((2, 1), bool),
-        old_logp=jnp.asarray(old_logp),
-        ref_logp=jnp.asarray(old_logp - rng.normal(0.0, 0.5, (2, 3, 4)).astype(np.float32)),
+    return batch_of(
+        np.arange(4) < lengths[..., None],
+        rng.normal(size=(2, 3)),
+        old_logp=old_logp,
+        ref_logp=old_logp - rng.normal(0.0, 0.5, (2, 3, 4)),
         extras=extras,
     )
 
@@ -173,7 +177,7 @@ def test_functions_take_the_options_that_stand_with_them():
     traced, others = 0, set()
     for row in catalog.PEER_NAMES:
         code = row.ours != NONE and "jr.train." not in row.ours
-        made = eval(row.ours, {"jr": jaxrl_llm}) if code else None
+        made = made_by(row.ours) if code else None
         if isinstance(made, Recipe | type) or not callable(made):
             continue
         named = inspect.signature(made).parameters
@@ -186,31 +190,21 @@ def test_functions_take_the_options_that_stand_with_them():
 
 
 def a_batch(**extras) -> Batch:
-    shape = (2, 4, 5)
-    logp = jnp.log(jnp.linspace(0.2, 0.9, 40).reshape(shape))
-    return Batch(
-        tokens=jnp.zeros(shape, jnp.int32),
-        mask=jnp.ones(shape, bool),
-        rewards=jnp.arange(8.0).reshape(2, 4),
-        where=jnp.ones((2, 4), bool),
-        prompt_tokens=jnp.ones((2, 2), jnp.int32),
-        prompt_mask=jnp.ones((2, 2), bool),
-        old_logp=logp,
-        ref_logp=logp - 0.1,
-        extras=extras,
-    )
+    logp = np.log(np.linspace(0.2, 0.9, 40).reshape(2, 4, 5))
+    rewards, mask = np.arange(8.0).reshape(2, 4), np.ones(logp.shape, bool)
+    return batch_of(mask, rewards, old_logp=logp, ref_logp=logp - 0.1, extras=extras)
 
 
 def test_the_rule_of_the_most_uncertain_tokens_fits_the_slot_that_its_row_names():
     (row,) = catalog.find_peer_names("TRL:top_entropy_quantile")
-    recipe = jaxrl_llm.recipes.grpo().replace(selection=eval(row.ours, {"jr": jaxrl_llm}))
+    recipe = jaxrl_llm.recipes.grpo().replace(selection=made_by(row.ours))
     entropy = jnp.sin(jnp.arange(40.0)).reshape(2, 4, 5)
     ready, _ = recipe.prepare(a_batch(old_entropy=entropy), recipe.init())
     assert ready.mask.tolist() == (entropy >= jnp.sort(entropy.ravel())[-8]).tolist()
     assert "slot selection" in row.differs and ready.mask.sum() == 8  # a fifth
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "slot"),
     [
         ("TRL:use_adaptive_entropy", "regularizers"),
@@ -222,7 +216,7 @@ def test_a_row_of_a_controller_says_how_a_recipe_reads_its_coefficient(name, slo
     (row,) = catalog.find_peer_names(name)
     computed, reader = re.search(r"computed=(.*\),\)), .* (jr\.given\(.*?\))", row.differs).groups()
     (entry,) = computed = eval(computed, {"jr": jaxrl_llm})
-    assert repr(entry.function) == repr(eval(row.ours, {"jr": jaxrl_llm})())
+    assert repr(entry.function) == repr(made_by(row.ours)())
     reads = eval(reader, {"jr": jaxrl_llm})
     value = (reads,) if slot == "regularizers" else jaxrl_llm.stateless(reads)
     # A coefficient of 0.5 in place of the first one of the controller.

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import Batch, catalog
+from jaxrl_llm.recipes import catalog
 from jaxrl_llm.recipes.wiring import validate
 
 P, T = 4, 6
@@ -153,16 +154,14 @@ def batch_of_pairs(seed=0):
     ref_logp, behavior_logp = logp + rng.normal(0.0, 0.4, (2, P, 2, T))
     where = np.ones((P, 2), bool)
     where[3, 1] = False  # no pair
-    batch = Batch(
-        tokens=jnp.zeros((P, 2, T), jnp.int32),
-        mask=jnp.asarray(mask),
-        rewards=jnp.tile(jnp.array([1.0, 0.0]), (P, 1)),
-        where=jnp.asarray(where),
-        prompt_tokens=jnp.ones((P, 2), jnp.int32),
-        prompt_mask=jnp.ones((P, 2), bool),
-        ref_logp=jnp.asarray(np.where(mask, ref_logp, 1e4), jnp.float32),
-        behavior_logp=(behavior := jnp.asarray(np.where(mask, behavior_logp, 1e4), jnp.float32)),
-        extras={"earlier_logp": behavior},
+    sampled = np.where(mask, behavior_logp, 1e4)
+    batch = batch_of(
+        mask,
+        np.tile([1.0, 0.0], (P, 1)),
+        where=where,
+        ref_logp=np.where(mask, ref_logp, 1e4),
+        behavior_logp=sampled,
+        extras={"earlier_logp": sampled},
     )
     sides = [
         [x[p, g][mask[p, g]] for x in (logp, ref_logp, behavior_logp) for g in range(2)]
@@ -370,15 +369,8 @@ def batch_of_groups(group, seed=3):
     rng = np.random.default_rng(seed)
     logp = -rng.uniform(0.1, 2.0, (P, group, T))
     ref_logp = logp + rng.normal(0.0, 0.4, logp.shape)
-    batch = Batch(
-        tokens=jnp.zeros((P, group, T), jnp.int32),
-        mask=jnp.ones((P, group, T), bool),
-        rewards=jnp.float32(rng.uniform(0.0, 2.0, (P, group))),
-        where=jnp.ones((P, group), bool),
-        prompt_tokens=jnp.ones((P, 2), jnp.int32),
-        prompt_mask=jnp.ones((P, 2), bool),
-        ref_logp=jnp.float32(ref_logp),
-    )
+    rewards = rng.uniform(0.0, 2.0, (P, group))
+    batch = batch_of(np.ones(logp.shape, bool), rewards, ref_logp=ref_logp)
     return logp, batch, logp.sum(-1), ref_logp.sum(-1)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -19,17 +20,14 @@ def make_batch(**changes) -> Batch:
     """Two prompts, three rollouts, four tokens; rollout [1, 2] takes no part and is full of NaN."""
     rng = np.random.default_rng(0)
     lengths = np.array([[4, 2, 3], [1, 4, 2]])
-    where = np.array([[True, True, True], [True, True, False]])
-    rewards = np.array([[1.0, 0.0, 0.0], [0.5, 0.25, np.nan]], np.float32)
-    batch = Batch(
-        tokens=jnp.asarray(rng.integers(0, 9, (2, 3, 4)), jnp.int32),
-        mask=jnp.asarray(np.arange(4) < lengths[..., None]),
-        rewards=jnp.asarray(rewards),
-        where=jnp.asarray(where),
-        prompt_tokens=jnp.ones((2, 5), jnp.int32),
-        prompt_mask=jnp.ones((2, 5), bool),
-        old_logp=jnp.asarray(rng.normal(-1.5, 0.3, (2, 3, 4)), jnp.float32),
-        ref_logp=jnp.asarray(rng.normal(-1.5, 0.3, (2, 3, 4)), jnp.float32),
+    batch = batch_of(
+        np.arange(4) < lengths[..., None],
+        np.array([[1.0, 0.0, 0.0], [0.5, 0.25, np.nan]]),
+        tokens=rng.integers(0, 9, (2, 3, 4)),
+        prompt_tokens=np.ones((2, 5), int),
+        prompt_mask=np.ones((2, 5), bool),
+        old_logp=rng.normal(-1.5, 0.3, (2, 3, 4)),
+        ref_logp=rng.normal(-1.5, 0.3, (2, 3, 4)),
     )
     return batch.replace(**changes)
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import Batch
 from jaxrl_llm.testing import make_case, tiny_model
 from jaxrl_llm.train import init_state, make_gradients
 
@@ -24,20 +24,14 @@ def made(seed=0):
     rng = np.random.default_rng(seed)
     logp, old, ref = -rng.uniform(0.2, 2.0, (3, P, G, T))
     values = rng.uniform(0.0, 1.0, (P, G, T))
-    batch = Batch(
-        tokens=jnp.zeros((P, G, T), int),
-        mask=jnp.asarray(MASK),
-        rewards=jnp.asarray(np.where(TEXTS, 0.0, rng.uniform(-1.0, 2.0, (P, G)))),
-        where=jnp.ones((P, G), bool),
-        prompt_tokens=jnp.ones((P, 1), int),
-        prompt_mask=jnp.ones((P, 1), bool),
-        old_logp=jnp.asarray(old),
-        ref_logp=jnp.asarray(ref),
-        extras={
-            "texts": jnp.asarray(TEXTS),
-            "values": jnp.asarray(values),
-            "old_values": jnp.asarray(values[..., None]),
-        },
+    batch = batch_of(
+        MASK,
+        np.where(TEXTS, 0.0, rng.uniform(-1.0, 2.0, (P, G))),
+        prompt_tokens=np.ones((P, 1), int),
+        prompt_mask=np.ones((P, 1), bool),
+        old_logp=old,
+        ref_logp=ref,
+        extras={"texts": TEXTS, "values": values, "old_values": values[..., None]},
     )
     return logp, old, ref, values, batch
 
@@ -86,6 +80,7 @@ BESIDE = {
 }
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", BESIDE)
 def test_all_else_is_as_in_a_batch_without_the_texts(name):
     """Whatever the surrogate, the weights or the correction is; texts may hold anything."""
@@ -150,12 +145,11 @@ def test_the_gradient_of_texts_is_that_of_plain_cross_entropy():
             total += jnp.sum(each[: LENGTHS[p, g]])
         return COEF * total / LENGTHS[TEXTS].sum()
 
-    value, expected = jax.value_and_grad(cross_entropy)(params)
-    for microbatches in (1, 2):
-        got = make_gradients(model, recipe, microbatches=microbatches)(state, prepared)
-        np.testing.assert_allclose(got.loss, value, rtol=1e-5)
-        for a, b in zip(jax.tree.leaves(got.grads), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+    value, expected = jax.jit(jax.value_and_grad(cross_entropy))(params)
+    got = make_gradients(model, recipe, microbatches=2)(state, prepared)
+    np.testing.assert_allclose(got.loss, value, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(got.grads), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
 def test_each_optimizer_step_has_the_means_of_its_own_rows():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -15,21 +16,19 @@ P, G, T = 2, 3, 4
 LENGTHS = np.array([[4, 2, 3], [1, 4, 2]])
 LOGP = np.random.default_rng(1).normal(-1.5, 0.3, (P, G, T)).astype(np.float32)
 
+LOGPS = ("old_logp", "behavior_logp", "ref_logp")
+
 
 def make_batch(**changes) -> Batch:
     """Two prompts, three rollouts, four tokens; rollout [1, 2] takes no part."""
     rng = np.random.default_rng(0)
-    where = np.array([[True, True, True], [True, True, False]])
-    batch = Batch(
-        tokens=jnp.asarray(rng.integers(0, 9, (P, G, T)), jnp.int32),
-        mask=jnp.asarray(np.arange(T) < LENGTHS[..., None]),
-        rewards=jnp.asarray([[1.0, 0.0, 0.0], [0.5, 0.25, np.nan]], jnp.float32),
-        where=jnp.asarray(where),
-        prompt_tokens=jnp.ones((P, 5), jnp.int32),
-        prompt_mask=jnp.ones((P, 5), bool),
-        old_logp=jnp.asarray(rng.normal(-1.5, 0.3, (P, G, T)), jnp.float32),
-        behavior_logp=jnp.asarray(rng.normal(-1.5, 0.3, (P, G, T)), jnp.float32),
-        ref_logp=jnp.asarray(rng.normal(-1.5, 0.3, (P, G, T)), jnp.float32),
+    batch = batch_of(
+        np.arange(T) < LENGTHS[..., None],
+        np.array([[1.0, 0.0, 0.0], [0.5, 0.25, np.nan]]),
+        tokens=rng.integers(0, 9, (P, G, T)),
+        prompt_tokens=np.ones((P, 5), int),
+        prompt_mask=np.ones((P, 5), bool),
+        **{name: rng.normal(-1.5, 0.3, (P, G, T)) for name in LOGPS},
     )
     return batch.replace(**changes)
 
