@@ -51,6 +51,35 @@ def changed_apply(change):
     return broken
 
 
+def with_context(when, **fields):
+    """A model that reads other fields of a context that has ``when``."""
+
+    def change(tokens, positions, context, delta):
+        if getattr(context, when) is not None:
+            context = context._replace(**{name: make(context) for name, make in fields.items()})
+        return tokens, positions, context, delta
+
+    return changed_apply(change)
+
+
+def nothing(context):
+    return None
+
+
+def all_there(context):
+    return jnp.ones_like(context.mask)
+
+
+def shorter_tree(context):
+    """The first prompt ends where the second begins to differ from it."""
+    tree = context.prompt_tree
+    return tree._replace(ends=jnp.minimum(tree.ends, 3))
+
+
+def doubled(tree):
+    return jax.tree.map(lambda x: 2 * x, tree) if tree else None
+
+
 def summed_over_tokens(model):
     def apply(*arguments, **options):
         hidden, kv = model.apply(*arguments, **options)
@@ -59,6 +88,7 @@ def summed_over_tokens(model):
     return model._replace(apply=apply)
 
 
+@pytest.mark.slow
 def test_a_decoder_with_linear_attention_has_the_shapes_of_its_states():
     layers = LayerKind(linear=True), LayerKind()
     linear = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=8)
@@ -76,6 +106,7 @@ def other_remat(model):
     return model._replace(apply=apply)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("check", "broken", "message"),
     [
@@ -88,7 +119,7 @@ def other_remat(model):
         ("causality", summed_over_tokens, "changing a later token changed other tokens"),
         (
             "causality",
-            changed_apply(lambda t, p, c, d: (t, p, c._replace(mask=jnp.ones_like(c.mask)), d)),
+            with_context("mask", mask=all_there),
             "changing a masked token changed other tokens",
         ),
         (
@@ -105,100 +136,45 @@ def other_remat(model):
         ),
         (
             "cache",
-            changed_apply(
-                lambda t, p, c, d: (
-                    (t, p, c, d)
-                    if c.index is None
-                    else (t, p, c._replace(index=jnp.zeros_like(c.index)), d)
-                )
-            ),
+            with_context("index", index=lambda c: jnp.zeros_like(c.index)),
             "decoding through the cache differs",
         ),
         (
             "cache",  # all rows stand where the first one does
-            changed_apply(
-                lambda t, p, c, d: (
-                    (t, p, c, d)
-                    if c.index is None
-                    else (t, p, c._replace(index=jnp.ravel(c.index)[0]), d)
-                )
-            ),
+            with_context("index", index=lambda c: jnp.ravel(c.index)[0]),
             "decoding through the cache differs",
         ),
         ("delta", changed_apply(lambda t, p, c, d: (t, p, c, None)), "changes nothing"),
         (
             "delta",
-            changed_apply(
-                lambda t, p, c, d: (t, p, c, jax.tree.map(lambda x: 2 * x, d) if d else None)
-            ),
+            changed_apply(lambda t, p, c, d: (t, p, c, doubled(d))),
             "differs from weights that it is added to",
         ),
         ("remat", other_remat, "remat='dots' gave another gradient"),
         (
             "packing",
-            changed_apply(
-                lambda t, p, c, d: (
-                    (t, p, c, d)
-                    if c.segments is None
-                    else (t, p, c._replace(segments=jnp.zeros_like(c.segments)), d)
-                )
-            ),
+            with_context("segments", segments=lambda c: jnp.zeros_like(c.segments)),
             "packed responses differ",
         ),
-        (
-            "packing",
-            changed_apply(lambda t, p, c, d: (t, p, c._replace(ends=None), d)),
-            "the trees of a row differ",
-        ),
+        ("packing", with_context("ends", ends=nothing), "the trees of a row differ"),
         (
             "packing",  # what ends where is a segment
-            changed_apply(
-                lambda t, p, c, d: (
-                    (t, p, c._replace(segments=c.ends, ends=None), d)
-                    if c.ends is not None
-                    else (t, p, c, d)
-                )
-            ),
+            with_context("ends", segments=lambda c: c.ends, ends=nothing),
             "the trees of a row differ",
         ),
         (
             "packing",
-            changed_apply(
-                lambda t, p, c, d: (
-                    (t, p, c._replace(segments=None), d)
-                    if c.prompt_mask is not None
-                    else (t, p, c, d)
-                )
-            ),
+            with_context("prompt_mask", segments=nothing),
             "prompts in the rows of packed responses differ",
         ),
         (
             "packing",
-            changed_apply(
-                lambda t, p, c, d: (
-                    (t, p, c._replace(ends=None), d) if c.prompt_tree is not None else (t, p, c, d)
-                )
-            ),
+            with_context("prompt_tree", ends=nothing),
             "trees of several prompts in a row differ",
         ),
         (
-            "packing",  # the first prompt ends where the second begins to differ from it
-            changed_apply(
-                lambda t, p, c, d: (
-                    (t, p, c, d)
-                    if c.prompt_tree is None
-                    else (
-                        t,
-                        p,
-                        c._replace(
-                            prompt_tree=c.prompt_tree._replace(
-                                ends=jnp.minimum(c.prompt_tree.ends, 3)
-                            )
-                        ),
-                        d,
-                    )
-                )
-            ),
+            "packing",
+            with_context("prompt_tree", prompt_tree=shorter_tree),
             "several prompts in a row differ",
         ),
         (
@@ -229,6 +205,7 @@ def test_a_model_with_experts_passes():
     assert_model_ok(*of_experts(), checks=["experts"])
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("change", "message"),
     [
