@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of
+from rows import for_each
 
 import jaxrl_llm as jr
 
@@ -23,6 +25,9 @@ WINDOW = MASK & (np.arange(K) < 2)
 NODES = np.broadcast_to(np.array([[4, 8, 8], [4, 9, 9], [6, 10, 10], [6, 11, 11]]), (P, G, K))
 
 
+PROMPTS = {"prompt_tokens": np.zeros((P, 1), int), "prompt_mask": np.ones((P, 1), bool)}
+
+
 def prepared_of(recipe, mask=MASK):
     extras = {
         "latents": np.zeros((P, G, K, 2, D)),
@@ -32,18 +37,8 @@ def prepared_of(recipe, mask=MASK):
         "anchor_velocity": FIRST_V,
         "forward_noise": np.zeros((P, G, K, D)),
     }
-    extras = {name: jnp.float32(x) for name, x in extras.items()} | {"node_ids": jnp.array(NODES)}
-    batch = jr.recipes.Batch(
-        tokens=jnp.zeros((P, G, K), int),
-        mask=jnp.asarray(mask),
-        rewards=jnp.float32(REWARDS),
-        where=jnp.ones((P, G), bool),
-        prompt_tokens=jnp.zeros((P, 1), int),
-        prompt_mask=jnp.ones((P, 1), bool),
-        old_logp=jnp.float32(OLD),
-        extras=extras,
-    )
-    return recipe.prepare(batch, recipe.init())[0]
+    batch = batch_of(mask, REWARDS, **PROMPTS, old_logp=OLD, extras=extras | {"node_ids": NODES})
+    return jax.jit(recipe.prepare)(batch, recipe.init())[0]
 
 
 def clipped(ratio, advantage, eps):
@@ -111,7 +106,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@for_each("name", REFERENCES)
 def test_the_loss(name):
     reference, options, mask = REFERENCES[name]
     recipe = getattr(jr.recipes, name)(**options)
@@ -119,7 +114,7 @@ def test_the_loss(name):
     statistics = {"step_mean": MEAN, "step_scale": SCALE, "step_std": STD, "velocity": V}
     statistics |= {"target_velocity": TARGET, "level": LEVEL}
     statistics = {k: jnp.float32(x) for k, x in statistics.items()}
-    loss = recipe.loss(jnp.float32(LOGP), prepared, statistics=statistics)
+    loss = jax.jit(recipe.loss)(jnp.float32(LOGP), prepared, statistics=statistics)
     np.testing.assert_allclose(loss, reference(), rtol=1e-4, atol=1e-6)
 
 
@@ -139,23 +134,15 @@ def test_one_loss_of_a_text_and_of_the_steps_behind_it():
         "old_step_mean": behind(OLD_MEAN),
         "ref_velocity": behind(REF_V),
     }
-    extras = {name: jnp.float32(x) for name, x in extras.items()}
-    where = jnp.asarray(np.concatenate([mask, WINDOW], -1))
-    batch = jr.recipes.Batch(
-        tokens=jnp.zeros((P, G, text + K), int),
-        mask=where,
-        rewards=jnp.float32(REWARDS),
-        where=jnp.ones((P, G), bool),
-        prompt_tokens=jnp.zeros((P, 1), int),
-        prompt_mask=jnp.ones((P, 1), bool),
-        old_logp=jnp.float32(np.concatenate([old, OLD], -1)),
-        extras={**extras, "written": where},
-    )
+    trains = np.concatenate([mask, WINDOW], -1)
+    extras |= {"written": trains}
+    old_logp = np.concatenate([old, OLD], -1)
+    batch = batch_of(trains, REWARDS, **PROMPTS, old_logp=old_logp, extras=extras)
     statistics = {"step_mean": behind(MEAN), "step_scale": behind(SCALE), "velocity": behind(V)}
     statistics = {name: jnp.float32(x) for name, x in statistics.items()}
-    prepared, _ = recipe.prepare(batch, recipe.init())
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init())
     both = jnp.float32(np.concatenate([logp, LOGP], -1))
-    loss = recipe.loss(both, prepared, statistics=statistics)
+    loss = jax.jit(recipe.loss)(both, prepared, statistics=statistics)
 
     A = (centered(REWARDS) / (REWARDS.std(-1, ddof=1, keepdims=True) + 1e-6))[..., None]
     tokens = clipped(np.exp(logp - old), A, 0.25) * mask

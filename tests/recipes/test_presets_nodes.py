@@ -2,9 +2,11 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from preset_cases import batch_of, near
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -20,23 +22,19 @@ NODES = [
 def make_batch() -> tuple[np.ndarray, Batch]:
     rng = np.random.default_rng(3)
     logp = rng.normal(-1.5, 0.5, (P, G, T)).astype(np.float32)
-    batch = Batch(
-        tokens=jnp.zeros((P, G, T), jnp.int32),
-        mask=jnp.asarray(np.arange(T) < np.array([[4, 4, 4, 4], [4, 2, 3, 1]])[..., None]),
-        rewards=jnp.array([[1.0, 0.0, 1.0, 0.5], [0.25, 1.0, 0.0, 1.0]]),
-        where=jnp.ones((P, G), bool),
-        prompt_tokens=jnp.ones((P, 2), jnp.int32),
-        prompt_mask=jnp.ones((P, 2), bool),
-        old_logp=jnp.asarray(np.minimum(logp + rng.normal(0, 0.4, logp.shape), -0.01), jnp.float32),
-        ref_logp=jnp.asarray(logp + np.random.default_rng(5).normal(0, 0.4, logp.shape)),
+    batch = batch_of(
+        np.arange(T) < np.array([[4, 4, 4, 4], [4, 2, 3, 1]])[..., None],
+        np.array([[1.0, 0.0, 1.0, 0.5], [0.25, 1.0, 0.0, 1.0]]),
+        old_logp=np.minimum(near(rng, logp), -0.01),
+        ref_logp=near(np.random.default_rng(5), logp),
         extras={
-            "node_ids": jnp.array(NODES),
-            "old_entropy": jnp.asarray(rng.uniform(0.2, 2.0, logp.shape), jnp.float32),
-            "answer_ids": jnp.array([[0, 0, 1, -1], [2, 0, 2, 2]]),
-            "embeddings": jnp.asarray(rng.normal(size=(P, G, 3)), jnp.float32),
-            "prm_logp": jnp.asarray(logp + rng.normal(0, 0.5, logp.shape), jnp.float32),
-            "turn_ids": jnp.broadcast_to(jnp.arange(T) // 2, (P, G, T)),
-            "turn_where": jnp.array([[[True, True]] * 4, [[True, True], [True, False]] * 2]),
+            "node_ids": np.array(NODES),
+            "old_entropy": rng.uniform(0.2, 2.0, logp.shape),
+            "answer_ids": np.array([[0, 0, 1, -1], [2, 0, 2, 2]]),
+            "embeddings": rng.normal(size=(P, G, 3)),
+            "prm_logp": near(rng, logp, 0.5),
+            "turn_ids": np.broadcast_to(np.arange(T) // 2, (P, G, T)),
+            "turn_where": np.array([[[True, True]] * 4, [[True, True], [True, False]] * 2]),
         },
     )
     return logp, batch
@@ -277,13 +275,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@for_each("name", REFERENCES)
 def test_loss_matches_numpy(name):
     logp, batch = make_batch()
     entropy = np.random.default_rng(4).uniform(0.1, 4.0, logp.shape).astype(np.float32)
     recipe = getattr(jr.recipes, name)(**OPTIONS.get(name, {}))
-    prepared, _ = recipe.prepare(batch, recipe.init())
-    loss = recipe.loss(jnp.asarray(logp), prepared, entropy=jnp.asarray(entropy))
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init())
+    loss = jax.jit(recipe.loss)(jnp.asarray(logp), prepared, entropy=jnp.asarray(entropy))
     np.testing.assert_allclose(loss, REFERENCES[name](logp, batch, entropy), rtol=2e-4)
 
 
@@ -291,9 +289,9 @@ def test_prime_with_the_policy_as_the_reference_of_its_reward_model():
     logp, batch = make_batch()
     recipe = jr.recipes.prime(reference="policy")
     assert recipe.required_fields == {"entropy", "old_logp", "prm_logp"}
-    prepared, _ = recipe.prepare(batch.replace(ref_logp=None), recipe.init())
+    prepared, _ = jax.jit(recipe.prepare)(batch.replace(ref_logp=None), recipe.init())
     entropy = np.full_like(logp, 2.0)
-    loss = recipe.loss(jnp.asarray(logp), prepared, entropy=jnp.asarray(entropy))
+    loss = jax.jit(recipe.loss)(jnp.asarray(logp), prepared, entropy=jnp.asarray(entropy))
     np.testing.assert_allclose(loss, prime("policy")(logp, batch, entropy), rtol=2e-4)
     other = prime("initial")(logp, batch, entropy)
     assert abs(float(loss) - other) > 1e-3

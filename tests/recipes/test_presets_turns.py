@@ -1,9 +1,13 @@
 """Presets of turns, states and steps: the full loss in float64, on the arrays of an episode."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of, near
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
@@ -24,34 +28,21 @@ def make_batch() -> tuple[np.ndarray, Batch]:
     where = np.ones((P, G), bool)
     where[1, 2] = False
 
-    def near():
-        return jnp.asarray(logp + rng.normal(0, 0.3, logp.shape), jnp.float32)
-
-    junk = np.where(turn_where, turn_rewards, np.nan)
     extras = {
-        "turn_ids": jnp.asarray(turn_ids, jnp.int32),
-        "turn_where": jnp.asarray(turn_where),
-        "turn_rewards": jnp.asarray(junk, jnp.float32),
-        "state_ids": jnp.asarray(np.where(turn_where, rng.integers(0, 3, (P, G, K)), -1)),
-        "next_state_ids": jnp.asarray(np.where(turn_where, rng.integers(0, 3, (P, G, K)), -1)),
-        "action_ids": jnp.asarray(np.where(turn_where, rng.integers(0, 2, (P, G, K)), -1)),
-        "step_rewards": jnp.asarray(rng.uniform(0, 1, (P, G, K)), jnp.float32),
-        "expert_match": jnp.asarray(rng.random((P, G, K)) < 0.6),
-        "won": jnp.asarray((np.arange(K) == counts[..., None] - 1) & (rng.random((P, G, 1)) < 0.5)),
-        "answer_logp": jnp.asarray(-rng.uniform(0.1, 2.0, (P, G, K + 1)), jnp.float32),
+        "turn_ids": turn_ids,
+        "turn_where": turn_where,
+        "turn_rewards": np.where(turn_where, turn_rewards, np.nan),
+        "state_ids": np.where(turn_where, rng.integers(0, 3, (P, G, K)), -1),
+        "next_state_ids": np.where(turn_where, rng.integers(0, 3, (P, G, K)), -1),
+        "action_ids": np.where(turn_where, rng.integers(0, 2, (P, G, K)), -1),
+        "step_rewards": rng.uniform(0, 1, (P, G, K)),
+        "expert_match": rng.random((P, G, K)) < 0.6,
+        "won": (np.arange(K) == counts[..., None] - 1) & (rng.random((P, G, 1)) < 0.5),
+        "answer_logp": -rng.uniform(0.1, 2.0, (P, G, K + 1)),
     }
-    batch = Batch(
-        tokens=jnp.zeros((P, G, T), jnp.int32),
-        mask=jnp.asarray(mask),
-        rewards=jnp.asarray(np.where(where, turn_rewards.sum(-1), np.nan), jnp.float32),
-        where=jnp.asarray(where),
-        prompt_tokens=jnp.ones((P, 2), jnp.int32),
-        prompt_mask=jnp.ones((P, 2), bool),
-        old_logp=near(),
-        ref_logp=near(),
-        extras=extras,
-    )
-    return logp, batch
+    others = {name: near(rng, logp, 0.3) for name in ("old_logp", "ref_logp")}
+    rewards = np.where(where, turn_rewards.sum(-1), np.nan)
+    return logp, batch_of(mask, rewards, **others, extras=extras)
 
 
 def turns_of(batch, p):
@@ -148,11 +139,11 @@ KL = {"gigpo": 0.01, "ui_s1": 1e-4, "igpo": 0.001}
 
 
 def loss_of(recipe, logp, batch):
-    prepared, _ = recipe.prepare(batch, recipe.init())
-    return float(recipe.loss(jnp.asarray(logp), prepared))
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init())
+    return float(jax.jit(recipe.loss)(jnp.asarray(logp), prepared))
 
 
-@pytest.mark.parametrize("name", ["mc_return", "gigpo", "salt", "ui_s1", "gated_reward", "igpo"])
+@for_each("name", ["mc_return", "gigpo", "salt", "ui_s1", "gated_reward", "igpo"])
 def test_loss_matches_numpy(name):
     logp, batch = make_batch()
     expected = ppo(logp, batch, token_advantages(name, batch), KL.get(name, 0.0))
@@ -170,7 +161,7 @@ def test_eapo_is_the_mean_over_turns_of_one_ratio_each():
             losses.append(-min(s * a, np.clip(s, 1 - 3e-4, 1 + 4e-4) * a))
     assert loss_of(jr.recipes.eapo(), logp, batch) == pytest.approx(np.mean(losses), rel=2e-5)
     recipe = jr.recipes.eapo(multiple=5)
-    prepared, _ = recipe.prepare(batch, recipe.init(), key=jax.random.key(0))
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=jax.random.key(0))
     trains = np.asarray(prepared.weights) > 0
     left = {(p, g, k) for p, g, t in np.argwhere(trains) for k in [turn_ids[p, g, t]]}
     assert len(left) == len(losses) // 5 * 5 < len(losses)
@@ -187,7 +178,7 @@ def test_hgpo_reads_the_states_of_the_episode():
     assert loss_of(jr.recipes.hgpo(), logp, batch) == pytest.approx(expected, rel=2e-5)
 
 
-@pytest.mark.parametrize("estimator", ["rloo", "grpo"])
+@for_each("estimator", ["rloo", "grpo"])
 def test_the_practitioners_compare_sums_of_placed_rewards(estimator):
     logp, batch = make_batch()
     kl_coef = 0.001 if estimator == "rloo" else 0.01
@@ -212,36 +203,28 @@ def test_the_practitioners_compare_sums_of_placed_rewards(estimator):
     assert loss_of(recipe, logp, batch) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
-@pytest.mark.parametrize("dense", [True, False])
-@pytest.mark.parametrize("estimator", ["rloo", "grpo"])
+@for_each(
+    "estimator, dense, kl_coef",
+    [("rloo", True, 0.0), *itertools.product(["rloo", "grpo"], [True, False], [0.5])],
+)
 def test_a_rollout_that_a_correction_rejects_keeps_its_reward_in_the_baseline(
     estimator, dense, kl_coef
 ):
     rejects = jnp.arange(4)[:, None] == 3
     logp = jnp.full((1, 4, 2), -1.0)
-    batch = Batch(
-        tokens=jnp.zeros((1, 4, 2), jnp.int32),
-        mask=jnp.ones((1, 4, 2), bool),
-        rewards=jnp.ones((1, 4)),
-        where=jnp.ones((1, 4), bool),
-        prompt_tokens=jnp.ones((1, 2), jnp.int32),
-        prompt_mask=jnp.ones((1, 2), bool),
-        old_logp=logp,
-        ref_logp=logp,
-        behavior_logp=logp,
-        extras={
-            "turn_ids": jnp.broadcast_to(jnp.arange(2), (1, 4, 2)),
-            "turn_rewards": jnp.broadcast_to(jnp.array([0.0, 1.0]), (1, 4, 2)),
-            "turn_where": jnp.ones((1, 4, 2), bool),
-            "won": jnp.broadcast_to(jnp.array([False, True]), (1, 4, 2)),
-        },
-    )
+    extras = {
+        "turn_ids": np.broadcast_to(np.arange(2), (1, 4, 2)),
+        "turn_rewards": np.broadcast_to([0.0, 1.0], (1, 4, 2)),
+        "turn_where": np.ones((1, 4, 2), bool),
+        "won": np.broadcast_to([False, True], (1, 4, 2)),
+    }
+    others = dict.fromkeys(("old_logp", "ref_logp", "behavior_logp"), logp)
+    batch = batch_of(np.ones((1, 4, 2), bool), np.ones((1, 4)), **others, extras=extras)
     recipe = jr.recipes.practitioner_recipe(estimator=estimator, dense=dense, kl_coef=kl_coef)
     recipe = recipe.replace(
         correction=lambda old_logp, behavior_logp, mask: (jnp.ones(mask.shape), mask & ~rejects)
     )
-    prepared, _ = recipe.prepare(batch, recipe.init())
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init())
     assert not prepared.mask[0, 3].any() and prepared.mask[0, :3].all()
     np.testing.assert_allclose(prepared.advantages, 0.0, atol=1e-6)
 
@@ -254,7 +237,7 @@ def test_the_practitioners_ppo_and_a_single_reward():
     brought = batch.replace(
         extras=batch.extras | {"values": values, "old_values": values[..., None]}
     )
-    prepared, _ = recipe.prepare(brought, recipe.init())
+    prepared, _ = jax.jit(recipe.prepare)(brought, recipe.init())
     d = np.float64(batch.old_logp) - np.float64(batch.ref_logp)
     mask = np.asarray(batch.mask) & np.asarray(batch.where)[..., None]
     kl = np.where(mask, 0.01 * d, 0.0)
@@ -274,7 +257,7 @@ def test_mua_rl_is_grpo_on_what_the_agent_wrote():
     assert loss_of(jr.recipes.mua_rl(), other, batch) == loss_of(jr.recipes.mua_rl(), logp, batch)
 
 
-@pytest.mark.parametrize("name", ["trloo", "verpo"])
+@for_each("name", ["trloo", "verpo"])
 def test_earlier_presets_of_turns_take_the_arrays_of_an_episode(name):
     logp, batch = make_batch()
     rng = np.random.default_rng(8)
@@ -285,6 +268,6 @@ def test_earlier_presets_of_turns_take_the_arrays_of_an_episode(name):
     batch = batch.replace(extras=batch.extras | tests)
     recipe = getattr(jr.recipes, name)()
     assert np.isfinite(loss_of(recipe, logp, batch))
-    prepared, _ = recipe.prepare(batch, recipe.init())
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init())
     assert not np.asarray(prepared.advantages)[~np.asarray(batch.mask)].any()
     assert np.asarray(prepared.advantages).any()

@@ -332,6 +332,7 @@ def demonstrations():
     )
 
 
+@pytest.mark.slow
 def test_one_token_rollouts_learn_the_data():
     (model, params), recipe = jr.testing.tiny_model(num_layers=1), jr.recipes.otr()
     scorer, optimizer = jr.train.make_scorer(model), optax.adam(3e-2)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import Batch
 
 P, G, T, K = 2, 3, 9, 3
 
@@ -21,44 +21,28 @@ def make_batch():
     logp = rng.normal(-1.2, 0.5, (3, P, G, T)).clip(-3, -0.01).astype(np.float32)
     values = rng.uniform(0, 1, (P, G, T)).astype(np.float32)
     happened = np.stack([(mask & (ids == k)).any(-1) for k in range(K)], -1)
-    batch = Batch(
-        tokens=jnp.zeros((P, G, T), jnp.int32),
-        mask=jnp.asarray(mask),
-        rewards=jnp.array([[1.0, 0.0, 0.5], [0.25, 1.0, 0.0]]),
-        where=jnp.ones((P, G), bool),
-        prompt_tokens=jnp.ones((P, 2), jnp.int32),
-        prompt_mask=jnp.ones((P, 2), bool),
-        old_logp=jnp.asarray(logp[1]),
-        ref_logp=jnp.asarray(logp[2]),
-        behavior_logp=jnp.asarray(logp[2]),
-        extras={
-            "turn_ids": jnp.asarray(ids, jnp.int32),
-            "turn_rewards": jnp.asarray(rng.uniform(0, 1, (P, G, K)), jnp.float32),
-            "turn_where": jnp.asarray(happened),
-            "unfinished": jnp.array([[True, False, False], [False, True, False]]),
-            "current_version": jnp.full(P, 4),
-            "versions": jnp.asarray(np.where(np.arange(T) < 2, 3, 4) + np.zeros((P, G, 1), int)),
-            "segment_ids": jnp.asarray(ids, jnp.int32),
-            "segment_where": jnp.asarray(happened),
-            "prefix_values": jnp.asarray(rng.uniform(0, 1, (P, G, K)), jnp.float32),
-            "values": jnp.asarray(values),
-            "old_values": jnp.asarray(values)[..., None],
-            "switches": jnp.array(
-                [
-                    [[False, True, False], [True, False, False], [True] * 3],
-                    [[True] * 3, [False, False, True], [True] * 3],
-                ]
-            ),
-            "subgoal_ids": jnp.array(
-                [[[0, 1, 2], [3, 3, 1], [0, 0, -1]], [[5, 0, 0], [2, -1, 4], [0, 0, 0]]]
-            ),
-            "token_roles": jnp.broadcast_to(
-                jnp.array([3, 2, 1, 2, 1, 1, 1, 0, 3], jnp.int32), (P, G, T)
-            ),
-            "truncated": jnp.array([[True, False, False], [False, True, False]]),
-        },  # fmt: skip
-    )
-    return logp[0], batch
+    extras = {
+        "turn_ids": ids,
+        "turn_rewards": rng.uniform(0, 1, (P, G, K)),
+        "turn_where": happened,
+        "unfinished": np.array([[True, False, False], [False, True, False]]),
+        "current_version": np.full(P, 4),
+        "versions": np.where(np.arange(T) < 2, 3, 4) + np.zeros((P, G, 1), int),
+        "segment_ids": ids,
+        "segment_where": happened,
+        "prefix_values": rng.uniform(0, 1, (P, G, K)),
+        "values": values,
+        "old_values": values[..., None],
+        "switches": np.array([[0, 1, 0, 1, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 1, 1, 1, 1]], bool),
+        "subgoal_ids": np.array([[0, 1, 2, 3, 3, 1, 0, 0, -1], [5, 0, 0, 2, -1, 4, 0, 0, 0]]),
+        "token_roles": np.broadcast_to([3, 2, 1, 2, 1, 1, 1, 0, 3], (P, G, T)),
+        "truncated": np.array([[True, False, False], [False, True, False]]),
+    }
+    for name in ("switches", "subgoal_ids"):
+        extras[name] = extras[name].reshape(P, G, K)
+    others = dict(zip(("old_logp", "ref_logp", "behavior_logp"), logp[[1, 2, 2]], strict=True))
+    rewards = np.array([[1.0, 0.0, 0.5], [0.25, 1.0, 0.0]])
+    return logp[0], batch_of(mask, rewards, **others, extras=extras)
 
 
 def rollouts(batch):
@@ -221,7 +205,7 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
     logp, batch = make_batch()
     options, reference = CASES[name]
     recipe = getattr(jr.recipes, name)(**options)
-    prepared, _ = recipe.prepare(batch, recipe.init())
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init())
     a, y, learns = reference(batch)
     mask = np.asarray(batch.mask)
     trains = {"spo_chain": unlikely, "t_ppo": newest}.get(name, lambda b: mask)(batch)
@@ -238,7 +222,7 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
     if name == "vapo":  # the mean over the tokens of right responses
         right = mask & (np.asarray(batch.rewards) > 0)[..., None]
         loss = loss - 0.1 * np.where(right, np.float64(logp), 0.0) * mask.sum() / right.sum()
-    found = recipe.loss(jnp.asarray(logp), prepared)
+    found = jax.jit(recipe.loss)(jnp.asarray(logp), prepared)
     np.testing.assert_allclose(found, loss[trains].mean(), rtol=2e-4)
     if y is None:
         assert recipe.critic is None
@@ -250,19 +234,20 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
     np.testing.assert_allclose(found, error[learns].mean(), rtol=2e-4)
 
 
-@pytest.mark.parametrize("coef", [0.1, 50.0])
+@for_each("coef", [0.1, 50.0])
 def test_without_a_right_response_vapo_imitates_nothing(coef):
     logp, batch = make_batch()
     batch = batch.replace(rewards=-batch.rewards)
 
     def gradient(coef):
         recipe = jr.recipes.vapo(imitation_coef=coef)
-        prepared, _ = recipe.prepare(batch, recipe.init())
-        return jax.value_and_grad(lambda x: recipe.loss(x, prepared))(jnp.asarray(logp))
+        prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init())
+        return jax.jit(jax.value_and_grad(recipe.loss))(jnp.asarray(logp), prepared)
 
-    for found, expected in zip(gradient(coef), gradient(0.0), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert np.any(gradient(coef)[1])
+    found, expected = gradient(coef), gradient(0.0)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+    assert np.any(found[1])
 
 
 def subgoals(batch, values, gamma, action_lam, subgoal_lam):
@@ -332,13 +317,13 @@ def test_the_loss_of_a_hierarchy_and_of_its_three_critics():
     batch = batch.replace(extras=batch.extras | {"old_values": jnp.asarray(values)})
     options = {"gamma": 0.9, "action_lam": 0.8, "subgoal_lam": 0.5}
     recipe = jr.recipes.hiper_hae(**options)
-    prepared, _ = recipe.prepare(batch.replace(ref_logp=jnp.asarray(ref)), recipe.init())
+    prepared, _ = jax.jit(recipe.prepare)(batch.replace(ref_logp=jnp.asarray(ref)), recipe.init())
     a, trains, y, learns = subgoals(batch, np.float64(values), *options.values())
     np.testing.assert_allclose(prepared.advantages, a, atol=1e-5)
     ratio = np.exp(np.float64(logp) - np.float64(batch.old_logp))
     d = np.float64(ref) - np.float64(logp)
     loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a) + 0.01 * (np.exp(d) - d - 1)
-    found = recipe.loss(jnp.asarray(logp), prepared)
+    found = jax.jit(recipe.loss)(jnp.asarray(logp), prepared)
     np.testing.assert_allclose(found, loss[trains].mean(), rtol=2e-4)
     error = 0.5 * (np.float64(values + np.float32(0.1)) - y) ** 2
     found = recipe.critic.total_loss(jnp.asarray(values) + 0.1, prepared)
@@ -356,7 +341,7 @@ def test_the_penalty_of_gae_token_stands_in_the_rewards_of_tokens():
     logp, batch = make_batch()
     ref = jnp.asarray(np.random.default_rng(2).normal(-1.2, 0.3, (P, G, T)), jnp.float32)
     recipe = jr.recipes.gae_token(kl_coef=0.5, whiten=False, lam=1.0)
-    prepared, _ = recipe.prepare(batch.replace(ref_logp=ref), recipe.init())
+    prepared, _ = jax.jit(recipe.prepare)(batch.replace(ref_logp=ref), recipe.init())
     plain = jr.recipes.gae_token(whiten=False, lam=1.0)
     without, _ = plain.prepare(batch, plain.init())
     mask = np.asarray(batch.mask)
@@ -368,28 +353,21 @@ def test_the_penalty_of_gae_token_stands_in_the_rewards_of_tokens():
 
 def prepared_of_two_turns(recipe, dropped):
     """The recipe and one episode of two turns, the second won; tokens ``dropped`` are left out."""
-    batch = Batch(
-        tokens=jnp.zeros((1, 1, 4), jnp.int32),
-        mask=jnp.ones((1, 1, 4), bool),
-        rewards=jnp.ones((1, 1)),
-        where=jnp.ones((1, 1), bool),
-        prompt_tokens=jnp.ones((1, 2), jnp.int32),
-        prompt_mask=jnp.ones((1, 2), bool),
-        old_logp=jnp.full((1, 1, 4), -1.0),
-        extras={
-            "turn_ids": jnp.array([[[0, 0, 1, 1]]]),
-            "turn_rewards": jnp.array([[[0.0, 1.0]]]),
-            "turn_where": jnp.ones((1, 1, 2), bool),
-            "values": jnp.zeros((1, 1, 4)),
-            "old_values": jnp.zeros((1, 1, 4, 1)),
-        },
-    )
+    extras = {
+        "turn_ids": np.array([[[0, 0, 1, 1]]]),
+        "turn_rewards": np.array([[[0.0, 1.0]]]),
+        "turn_where": np.ones((1, 1, 2), bool),
+        "values": np.zeros((1, 1, 4)),
+        "old_values": np.zeros((1, 1, 4, 1)),
+    }
+    old_logp, whole = np.full((1, 1, 4), -1.0), np.ones((1, 1, 4), bool)
+    batch = batch_of(whole, np.ones((1, 1)), old_logp=old_logp, extras=extras)
     keep = ~jnp.isin(jnp.arange(4), jnp.array(dropped))
     recipe = recipe.replace(selection=lambda advantages, mask: mask & keep)
-    return recipe, recipe.prepare(batch, recipe.init())[0]
+    return recipe, jax.jit(recipe.prepare)(batch, recipe.init())[0]
 
 
-@pytest.mark.parametrize("name", ["gae_token", "gae_turn", "poad", "pdppo"])
+@for_each("name", ["gae_token", "gae_turn", "poad", "pdppo"])
 def test_a_critic_learns_of_the_rewards_of_turns_that_are_left_out(name):
     options = {"gamma": 1.0, "lam": 1.0, "whiten": False}
     recipe = getattr(jr.recipes, name)(**options)
@@ -420,7 +398,7 @@ def test_the_weights_of_each_critic_of_a_hierarchy_add_up_after_a_selection():
     keep = jnp.ones((P, G, T), bool).at[0, :, 0].set(False).at[:, 1, 3].set(False)
     some = whole.replace(selection=lambda advantages, mask: mask & keep)
     found, expected = (
-        np.asarray(recipe.prepare(batch, recipe.init())[0].extras["critic_weights"])
+        np.asarray(jax.jit(recipe.prepare)(batch, recipe.init())[0].extras["critic_weights"])
         for recipe in (some, whole)
     )
     places = (expected > 0) & np.asarray(keep)[..., None]
@@ -429,20 +407,19 @@ def test_the_weights_of_each_critic_of_a_hierarchy_add_up_after_a_selection():
     np.testing.assert_allclose(found.sum((0, 1, 2)), expected.sum((0, 1, 2)), rtol=1e-5)
 
 
-def test_bad_options():
-    with pytest.raises(ValueError, match="gae_turn: value_eps must be above 0"):
-        jr.recipes.gae_turn(value_eps=0.0)
-    with pytest.raises(ValueError, match="hiper_hae: value_eps must be above 0"):
-        jr.recipes.hiper_hae(value_eps=0.0)
-    with pytest.raises(ValueError, match="hiper_rewards: keep_penalty must not be negative"):
-        jr.recipes.hiper_hae(keep_penalty=-0.3)
-    with pytest.raises(ValueError, match="combine must be one of"):
-        jr.recipes.pdppo(combine="sum")
-    with pytest.raises(ValueError, match="rollouts must be above 0"):
-        jr.recipes.vineppo(rollouts=0)
-    with pytest.raises(ValueError, match="k must be an integer above 0"):
-        jr.recipes.pav(k=0)
-    with pytest.raises(ValueError, match="clip_trace must be above 0"):
-        jr.recipes.vtrace(clip_trace=0.0)
-    with pytest.raises(ValueError, match="kl_coef must not be negative"):
-        jr.recipes.gae_token(kl_coef=-1.0)
+@for_each(
+    "name, options, words",
+    [
+        ("gae_turn", {"value_eps": 0.0}, "gae_turn: value_eps must be above 0"),
+        ("hiper_hae", {"value_eps": 0.0}, "hiper_hae: value_eps must be above 0"),
+        ("hiper_hae", {"keep_penalty": -0.3}, "hiper_rewards: keep_penalty must not be negative"),
+        ("pdppo", {"combine": "sum"}, "combine must be one of"),
+        ("vineppo", {"rollouts": 0}, "rollouts must be above 0"),
+        ("pav", {"k": 0}, "k must be an integer above 0"),
+        ("vtrace", {"clip_trace": 0.0}, "clip_trace must be above 0"),
+        ("gae_token", {"kl_coef": -1.0}, "kl_coef must not be negative"),
+    ],
+)
+def test_bad_options(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        getattr(jr.recipes, name)(**options)
