@@ -8,7 +8,6 @@ other function confirms no part of the row's method.
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import operator
 import sys
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import golden_data
+import golden_ours
 import jax
 import jax.numpy as jnp
 
@@ -30,19 +30,6 @@ from jaxrl_llm.recipes import catalog
 FILE = Path(catalog.__file__).parent / "confirmed.py"
 
 Calls = dict[str, dict[str, set[str]]]  # function -> option -> values; "" holds the default calls
-
-
-def tables() -> dict[str, Mapping[str, golden_data.Ours]]:
-    """Our side of the entries of each manifest, from the tests that compare them."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("test_*.py")):
-        module = importlib.import_module(path.stem)
-        found |= getattr(module, "TABLES", {}) if hasattr(module, "PEERS") else {}
-        for value in list(vars(module).values()):
-            if isinstance(value, golden_data.Manifest):
-                (name,) = (n for n in golden_data.manifests() if golden_data.load(n) is value)
-                found[name] = getattr(module, "TABLE", None) or module.MINIBATCHES
-    return found
 
 
 @functools.cache
@@ -137,7 +124,7 @@ def confirmed() -> dict[str, tuple[catalog.Confirmed, ...]]:
     jax.clear_caches()  # a function that this process has traced before would not be called
     rows = {method.key: set(method.functions) for method in catalog.CATALOG}
     found: dict[tuple[str, str], Calls] = {}
-    for name, table in sorted(tables().items()):
+    for name, table in sorted(golden_ours.tables().items()):
         manifest = golden_data.load(name)
         for entry in manifest.entries.values():
             inputs = manifest.inputs[entry["inputs"]][entry["cases"][0]]

@@ -1,7 +1,7 @@
 """The golden data of estimators: reading the manifests, and comparing them with our functions.
 
 What they confirm of the catalog is written by `python tests/golden/confirmed.py`.
-The files are described in `estimators/README.md`.
+The files are described in `estimators/README.md`, our side is in `golden_ours`.
 """
 
 import dataclasses
