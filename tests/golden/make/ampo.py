@@ -1,7 +1,4 @@
-"""Writes tests/golden/estimators/ampo.*: SII-Enigma/AMPO's loss and advantages.
-
-python tests/golden/make/ampo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/ampo.*: SII-Enigma/AMPO's loss and advantages."""
 
 from types import SimpleNamespace
 
@@ -13,8 +10,8 @@ from paper_code import (
     loss_of,
     outcome,
     passage,
+    peer,
     spread,
-    start,
     take,
     tensor,
     token_inputs,
@@ -70,8 +67,8 @@ def reward_cases():
     return {c: {n: shared[c][n] for n in names} | {"steered": STEERED} for c in chosen}
 
 
-def main():
-    root, writer = start("ampo", "AMPO", "SII-Enigma/AMPO")
+@peer("ampo", "AMPO", "SII-Enigma/AMPO")
+def main(root, writer):
     _, mean = take(root / FUNCTIONAL, "masked_sum", "masked_mean")
     library = SimpleNamespace(masked_mean=mean)
     given = {"verl_F": library, "AlgoConfig": type(None), "print": lambda *_: None}
@@ -125,8 +122,3 @@ def main():
         inputs="groups",
         arguments=options,
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/april.*: rounds of RLsys-Foundation/APRIL's rollout loop.
+"""Writes estimators/april.*: rounds of RLsys-Foundation/APRIL's rollout loop.
 
 Its loop runs whole, with a server that adds a token to every request at each tick. The tokenizer
 sees a letter as a token.

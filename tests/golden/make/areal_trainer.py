@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/areal_trainer.*: AReaL's losses, masks and normalization.
+"""Writes estimators/areal_trainer.*: AReaL's losses, masks and normalization.
 
 Run from the repository root with a Python that has torch, and a checkout of inclusionAI/AReaL:
 

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/arpo.*: RUC-NLPIR/ARPO's branches after the answers of tools.
-
-python tests/golden/make/arpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/arpo.*: RUC-NLPIR/ARPO's branches after the answers of tools."""
 
 import math
 import types
 
 import numpy as np
-from paper_code import passage, start, take
+from paper_code import passage, peer, take
 
 PATH = "ARPO/verl_arpo_entropy/verl/workers/rollout/vllm_rollout/vllm_rollout_with_tools.py"
 ROWS, BRANCHES = 6, 2
@@ -33,8 +30,8 @@ def turns():
     return {"ten": {"logp": logp.astype(np.float32)}}
 
 
-def main():
-    root, writer = start("arpo", "ARPO", "RUC-NLPIR/ARPO")
+@peer("arpo", "ARPO", "RUC-NLPIR/ARPO")
+def main(root, writer):
 
     def branches(case, a):
         """Its draws come in order, so a row that tries fewer leaves those of the next in place."""
@@ -108,8 +105,3 @@ def main():
     writer.add(
         "entropy", ["arpo"], f"{PATH}: _calc_entropy over log V", of_turns, inputs="arpo_turns"
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

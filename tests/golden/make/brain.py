@@ -1,16 +1,13 @@
-"""Writes tests/golden/estimators/brain.*: the weights of gauravpandeyamu/BRAIn_experiments.
-
-python tests/golden/make/brain.py CHECKOUT COMMIT
-"""
+"""Writes estimators/brain.*: the weights of gauravpandeyamu/BRAIn_experiments."""
 
 import numpy as np
-from paper_code import passage, start
+from paper_code import passage, peer
 
 PATH = "gradient_estimators.py"
 
 
-def main():
-    root, writer = start("brain", "BRAIn", "gauravpandeyamu/BRAIn_experiments")
+@peer("brain", "BRAIn", "gauravpandeyamu/BRAIn_experiments")
+def main(root, writer):
     rng = np.random.default_rng(81)
     rows = {}
     for name, spread in (("near", 0.3), ("far", 3.0)):
@@ -36,8 +33,3 @@ def main():
         return {"weights": np.stack(weights), "posterior": np.stack(posterior)}
 
     writer.add("weights", ["brain"], f"{PATH}: estimator_brain", run, inputs="samples")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,15 @@
-"""Writes tests/golden/estimators/branch_flow.*: Fredreic1849/BranchGRPO's step of a flow.
-
-python tests/golden/make/branch_flow.py CHECKOUT COMMIT
-"""
+"""Writes estimators/branch_flow.*: Fredreic1849/BranchGRPO's step of a flow."""
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "fastvideo/train_branchgrpo_flux.py"
 SIGMAS = np.float32([1.0, 0.8, 0.55, 0.2])
 
 
-def main():
-    root, writer = start("branch_flow", "BranchGRPO", "Fredreic1849/BranchGRPO")
+@peer("branch_flow", "BranchGRPO", "Fredreic1849/BranchGRPO")
+def main(root, writer):
     (function,) = take(root / PATH, "flux_step_with_split")
     rng = np.random.default_rng(46)
 
@@ -39,8 +36,3 @@ def main():
         inputs="latents",
         arguments={"eta": 0.3},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,8 @@
-"""Writes tests/golden/estimators/branch_grpo.*: Fredreic1849/BranchGRPO's credit of a tree's nodes.
-
-python tests/golden/make/branch_grpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/branch_grpo.*: Fredreic1849/BranchGRPO's credit of a tree's nodes."""
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "fastvideo/train_branchgrpo_flux.py"
 
@@ -29,8 +26,8 @@ def trees():
     }
 
 
-def main():
-    root, writer = start("branch_grpo", "BranchGRPO", "Fredreic1849/BranchGRPO")
+@peer("branch_grpo", "BranchGRPO", "Fredreic1849/BranchGRPO")
+def main(root, writer):
     writer.inputs("trees", trees())
     given = {"main_print": lambda *_: None, "Dict": dict, "List": list}
     (Node,) = take(root / PATH, "TreeNode", **given)
@@ -79,8 +76,3 @@ def main():
             arguments={"use_prob_weighted": weighted},
             tolerance={"float32": 1e-4},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/cgpo.*: rewards and losses of gaetanlop/trl's CGPO trainer.
+"""Writes estimators/cgpo.*: rewards and losses of gaetanlop/trl's CGPO trainer.
 
 python tests/golden/make/cgpo.py CHECKOUT COMMIT    (branch cgpo_trainer)
 """

@@ -1,21 +1,18 @@
-"""Writes tests/golden/estimators/d1.*: dllm-reasoning/d1's loss of diffu-GRPO.
-
-python tests/golden/make/d1.py CHECKOUT COMMIT
-"""
+"""Writes estimators/d1.*: dllm-reasoning/d1's loss of diffu-GRPO."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from denoisers import MASK_ID, Model, batch_of, differentiated, rows, set_seed, trainer
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "diffu-grpo/diffu_grpo_trainer.py"
 METHODS = ("compute_loss", "forward_process", "get_logits", "_get_per_token_logps")
 
 
-def main():
-    root, writer = start("d1", "d1", "dllm-reasoning/d1")
+@peer("d1", "d1", "dllm-reasoning/d1")
+def main(root, writer):
     methods = take(root / PATH, *METHODS, set_seed=set_seed)
     rng = np.random.default_rng(40)
     writer.inputs("responses", {name: rows(rng, 1, 4, 6) for name in ("one", "two")})
@@ -48,8 +45,3 @@ def main():
         inputs="responses",
         arguments={"epsilon": 0.5, "beta": 0.04},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

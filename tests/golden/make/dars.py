@@ -1,10 +1,7 @@
-"""Writes tests/golden/estimators/dars.*: yangzhch6/DARS's numbers of extra rollouts.
-
-python tests/golden/make/dars.py CHECKOUT COMMIT
-"""
+"""Writes estimators/dars.*: yangzhch6/DARS's numbers of extra rollouts."""
 
 import numpy as np
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "verl/verl/trainer/ppo/ray_dars_trainer.py"
 
@@ -17,8 +14,8 @@ def schedule(function, **options):
     return compute
 
 
-def main():
-    root, writer = start("dars", "DARS", "yangzhch6/DARS")
+@peer("dars", "DARS", "yangzhch6/DARS")
+def main(root, writer):
     accuracies = {"of_eight": {"accuracy": np.arange(9, dtype=np.float32) / 8}}
     writer.inputs("accuracies", accuracies)
     for name in ("schedule_ET", "schedule_HW"):
@@ -34,8 +31,3 @@ def main():
                     inputs="accuracies",
                     arguments=options,
                 )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/dart.*: Computer-use-agents/dart-gui's filter of tasks.
-
-python tests/golden/make/dart.py CHECKOUT COMMIT
-"""
+"""Writes estimators/dart.*: Computer-use-agents/dart-gui's filter of tasks."""
 
 from typing import Any, Optional
 
 import numpy as np
 import pandas as pd
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "verl/utils/dataset/trainable_filter.py"
 NAMES = ("sort_by_time", "sort_by_time_desc", "to_records", "sample_df", "filter_fn")
@@ -21,8 +18,8 @@ def tasks():
     return {"random": {"rewards": rewards, "time": time, "stored": rng.random(10) < 0.6}}
 
 
-def main():
-    root, writer = start("dart", "DART", "Computer-use-agents/dart-gui")
+@peer("dart", "DART", "Computer-use-agents/dart-gui")
+def main(root, writer):
     writer.inputs("tasks", tasks())
     typing = {"Any": Any, "Dict": dict, "List": list, "Optional": Optional}
     (function,) = take(root / PATH, *NAMES, pd=pd, **typing)[-1:]
@@ -52,8 +49,3 @@ def main():
         return {"replace": np.array(replace), "keep": np.array(keep)}
 
     writer.add("pool", ["dart"], f"{PATH}: filter_fn", run, inputs="tasks")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/dcpo_distribution.*: 597358816/DCPO's advantages.
+"""Writes estimators/dcpo_distribution.*: 597358816/DCPO's advantages.
 
 python tests/golden/make/dcpo_distribution.py CHECKOUT COMMIT
 """

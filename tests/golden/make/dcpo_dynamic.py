@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/dcpo_dynamic.*: lime-RL/DCPO's bounds, loss and advantages.
+"""Writes estimators/dcpo_dynamic.*: lime-RL/DCPO's bounds, loss and advantages.
 
 python tests/golden/make/dcpo_dynamic.py CHECKOUT COMMIT
 """

@@ -1,7 +1,4 @@
-"""Writes tests/golden/estimators/diffucoder.*: apple/ml-diffucoder's coupled log-probabilities.
-
-python tests/golden/make/diffucoder.py CHECKOUT COMMIT
-"""
+"""Writes estimators/diffucoder.*: apple/ml-diffucoder's coupled log-probabilities."""
 
 import random
 from types import SimpleNamespace
@@ -9,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from denoisers import Model, batch_of, differentiated, rows, set_seed, trainer
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "src/open_r1/coupled_grpo.py"
 METHODS = ("compute_loss", "forward_process", "_get_per_token_logps")
@@ -46,8 +43,8 @@ def made(methods):
     return self
 
 
-def main():
-    root, writer = start("diffucoder", "ml-diffucoder", "apple/ml-diffucoder")
+@peer("diffucoder", "ml-diffucoder", "apple/ml-diffucoder")
+def main(root, writer):
     nothing = {"set_seed": set_seed, "random": random, "nanmin": torch.min, "nanmax": torch.max}
     functions = take(root / PATH, "selective_log_softmax", *METHODS, **nothing)
     methods = functions[1:]
@@ -75,8 +72,3 @@ def main():
         inputs="responses",
         arguments={"epsilon": 0.5, "beta": 0.01},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

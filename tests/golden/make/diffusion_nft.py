@@ -1,23 +1,18 @@
-"""Writes tests/golden/estimators/diffusion_nft.*: the loss and the decay of NVlabs/DiffusionNFT.
-
-python tests/golden/make/diffusion_nft.py CHECKOUT COMMIT
-"""
+"""Writes estimators/diffusion_nft.*: the loss and the decay of NVlabs/DiffusionNFT."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import passage, start, take
+from paper_code import passage, peer, take
 
 PATH = "scripts/train_nft_sd3.py"
 BOUND, KL_COEF = 5.0, 0.01
 STEPS = np.arange(0, 1200, 50)
 
 
-def main():
-    root, writer = start(
-        "diffusion_nft", "DiffusionNFT", "NVlabs/DiffusionNFT", license="Apache-2.0"
-    )
+@peer("diffusion_nft", "DiffusionNFT", "NVlabs/DiffusionNFT", license="Apache-2.0")
+def main(root, writer):
     (decay_of,) = take(root / PATH, "return_decay")
     rng = np.random.default_rng(53)
     names = ("clean", "noise", "velocity", "ref_velocity", "anchor_velocity")
@@ -78,8 +73,3 @@ def main():
             inputs="steps",
             arguments={"decay_type": kind},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

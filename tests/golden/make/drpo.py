@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/drpo.*: Optimization-AI/DRPO's loss.
-
-python tests/golden/make/drpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/drpo.*: Optimization-AI/DRPO's loss."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import loss_of, start, take, tensor, token_inputs
+from paper_code import loss_of, peer, take, tensor, token_inputs
 
 CORE, FUNCTIONAL = "verl/verl/trainer/ppo/core_algos.py", "verl/verl/utils/torch_functional.py"
 CASES = ("ragged", "on_policy", "holes", "length_one", "bfloat16")
@@ -28,8 +25,8 @@ def loss(function, **options):
     return loss_of(compute)
 
 
-def main():
-    root, writer = start("drpo", "DRPO", "Optimization-AI/DRPO")
+@peer("drpo", "DRPO", "Optimization-AI/DRPO")
+def main(root, writer):
     (masked_mean,) = take(root / FUNCTIONAL, "masked_mean")
     name = "compute_policy_loss_drpo"
     (function,) = take(root / CORE, name, verl_F=SimpleNamespace(masked_mean=masked_mean))
@@ -53,8 +50,3 @@ def main():
             note="in bfloat16 a tau of 10 hides the rest of the loss",
             arguments=options,
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

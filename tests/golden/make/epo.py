@@ -1,17 +1,14 @@
-"""Writes tests/golden/estimators/epo.*: WujiangXu/EPO's phase weight and its penalty.
-
-python tests/golden/make/epo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/epo.*: WujiangXu/EPO's phase weight and its penalty."""
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "verl/workers/actor/dp_actor.py"
 
 
-def main():
-    root, writer = start("epo", "EPO", "WujiangXu/EPO")
+@peer("epo", "EPO", "WujiangXu/EPO")
+def main(root, writer):
     rng = np.random.default_rng(10)
     writer.inputs("epochs", {"hundred": {"epoch": np.arange(0, 101, 5)}})
     history = rng.uniform(0.2, 1.0, 5).astype(np.float32)
@@ -43,8 +40,3 @@ def main():
         return {"penalty": found.numpy()}
 
     writer.add("penalty", ["epo"], f"{PATH}: generate_entropy_penalty", band, inputs="turns")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,11 @@
-"""Writes tests/golden/estimators/espo.*: ML-GSAI/ESPO's lower bounds and their loss.
-
-python tests/golden/make/espo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/espo.*: ML-GSAI/ESPO's lower bounds and their loss."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from denoisers import Model, batch_of, differentiated, rows, set_seed, trainer
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "espo/espo_trainer.py"
 METHODS = ("compute_loss", "_get_elbo", "_get_elbo_mc")
@@ -36,8 +33,8 @@ def bounds(methods, model, a):
     return made(methods)._get_elbo_mc(model, ids, a["valid"].shape[1], SEEDS[0, :1], num_mc=2)
 
 
-def main():
-    root, writer = start("espo", "ESPO", "ML-GSAI/ESPO")
+@peer("espo", "ESPO", "ML-GSAI/ESPO")
+def main(root, writer):
     names = {"set_seed": set_seed, "nanmin": torch.min, "nanmax": torch.max}
     _, _, *methods = take(root / PATH, "forward_process", "compute_approx_kl", *METHODS, **names)
     rng = np.random.default_rng(42)
@@ -66,8 +63,3 @@ def main():
     writer.add("elbo", ["elbo_ratio"], f"{PATH}: ESPOTrainer._get_elbo_mc", bound, **more)
     more["arguments"] = {"num_mc": 2, "epsilon": 0.05, "beta": 0.3}
     writer.add("loss", ["elbo_ratio"], f"{PATH}: ESPOTrainer.compute_loss", compute, **more)
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/evosax_open_es.*: evosax's OpenAI-ES.
+"""Writes estimators/evosax_open_es.*: evosax's OpenAI-ES.
 
 python tests/golden/make/evosax_open_es.py
 """

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/fipo.*: the loss of qwenpilot/FIPO.
-
-python tests/golden/make/fipo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/fipo.*: the loss of qwenpilot/FIPO."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 from torch_arrays import array, tensor, tokens
 
 # All but bfloat16: its own metrics refuse it.
@@ -35,8 +32,8 @@ class Config(SimpleNamespace):
         return getattr(self, name, default)
 
 
-def main():
-    root, writer = start("fipo", "FIPO", "qwenpilot/FIPO")
+@peer("fipo", "FIPO", "qwenpilot/FIPO")
+def main(root, writer):
     masked_mean, _ = take(root / HELPERS, "masked_mean", "masked_sum")
 
     def summed(loss_mat, loss_mask, loss_agg_mode):
@@ -97,8 +94,3 @@ def main():
             note="token losses are summed",
             tolerance={"float32": 1e-4},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

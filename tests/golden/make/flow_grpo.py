@@ -1,21 +1,18 @@
-"""Writes tests/golden/estimators/flow_grpo.*: yifan123/flow_grpo's step with a log-probability.
-
-python tests/golden/make/flow_grpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/flow_grpo.*: yifan123/flow_grpo's step with a log-probability."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "flow_grpo/diffusers_patch/sd3_sde_with_logprob.py"
 SIGMAS = np.float32([1.0, 0.9, 0.7, 0.4, 0.1, 0.0])
 STEPS = [0, 1, 3, 4]
 
 
-def main():
-    root, writer = start("flow_grpo", "flow_grpo", "yifan123/flow_grpo")
+@peer("flow_grpo", "flow_grpo", "yifan123/flow_grpo")
+def main(root, writer):
     (function,) = take(root / PATH, "sde_step_with_logprob")
     rng = np.random.default_rng(45)
 
@@ -49,8 +46,3 @@ def main():
             inputs="latents",
             arguments={"noise_level": noise},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,11 @@
-"""Writes tests/golden/estimators/gdpo.*: NVlabs/GDPO's advantages, in TRL's and in verl's form.
-
-python tests/golden/make/gdpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/gdpo.*: NVlabs/GDPO's advantages, in TRL's and in verl's form."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from estimator_cases import load_inputs
-from paper_code import array, passage, start, take, tensor
+from paper_code import array, passage, peer, take, tensor
 
 TRL = "trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py"
 RAY = "verl-GDPO/verl/trainer/ppo/ray_trainer.py"
@@ -74,8 +71,8 @@ def tokens(root):
     return compute
 
 
-def main():
-    root, writer = start("gdpo", "GDPO", "NVlabs/GDPO")
+@peer("gdpo", "GDPO", "NVlabs/GDPO")
+def main(root, writer):
     writer.inputs("columns", column_cases())
     for name, weights in (("sequences", [1.0, 1.0, 1.0]), ("weighted", [1.0, 0.5, 2.0])):
         writer.add(
@@ -95,8 +92,3 @@ def main():
         inputs="rewards",
         cases=CASES,
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/gemma.*: the losses of preferences of google-deepmind/gemma.
+"""Writes estimators/gemma.*: the losses of preferences of google-deepmind/gemma.
 
 python tests/golden/make/gemma.py CHECKOUT COMMIT      # with jax besides torch
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-from paper_code import start, take
+from paper_code import peer, take
 from preference_cases import pair_cases, response_cases
 
 FOLDER = "gemma/gm/losses"
@@ -58,8 +58,8 @@ def compute(loss, arrange, last=()):
     return run
 
 
-def main():
-    root, writer = start("gemma", "gemma", "google-deepmind/gemma")
+@peer("gemma", "gemma", "google-deepmind/gemma")
+def main(root, writer):
     writer.inputs("pairs", pair_cases())
     writer.inputs("responses", response_cases())
     for name, options in (("dpo", {}), ("dpo_smoothed", {"tau": 0.3, "label_smoothing": 0.1})):
@@ -87,8 +87,3 @@ def main():
             tolerance={"float32": 1e-4},
             note="A bad response of BCO without a center.",
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/genrl.*: the objective of gensyn-ai/genrl, which trains a swarm.
+"""Writes estimators/genrl.*: the objective of gensyn-ai/genrl, which trains a swarm.
 
 python tests/golden/make/genrl.py CHECKOUT COMMIT
 """

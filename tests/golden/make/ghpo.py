@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/ghpo.*: hkgc-1/GHPO's hard prompts, and how much each is shown.
-
-python tests/golden/make/ghpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/ghpo.*: hkgc-1/GHPO's hard prompts, and how much each is shown."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import array, passage, start
+from paper_code import array, passage, peer
 
 PATH = "src/ghpo/ghpo_trainer.py"
 STAGES = ((25, "#### add 25 hint"), (50, "#### add 50 hint"), (75, "# add 75 hint"))
@@ -72,8 +69,8 @@ def group(path):
     return compute
 
 
-def main():
-    root, writer = start("ghpo", "GHPO", "hkgc-1/GHPO")
+@peer("ghpo", "GHPO", "hkgc-1/GHPO")
+def main(root, writer):
     rng = np.random.default_rng(61)
     # Of each prompt: its rollouts without a hint and with each of the three.
     rewards = (rng.random((4, 24, SIZE)) < 0.12).astype(np.float32)
@@ -84,8 +81,3 @@ def main():
     writer.add("stages", ["ghpo"], PATH, stages(root / PATH), inputs="tries")
     writer.add("shares", ["ghpo"], PATH, shares(root / PATH), inputs="lengths")
     writer.add("advantages", ["ghpo"], PATH, group(root / PATH), inputs="graded")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,11 @@
-"""Writes tests/golden/estimators/gpg.*: AMAP-ML/GPG's advantages and loss.
-
-python tests/golden/make/gpg.py CHECKOUT COMMIT
-"""
+"""Writes estimators/gpg.*: AMAP-ML/GPG's advantages and loss."""
 
 from collections import defaultdict
 from types import SimpleNamespace
 
 import torch
 from estimator_cases import load_inputs
-from paper_code import array, passage, start, tensor
+from paper_code import array, passage, peer, tensor
 
 PATH = "open-r1/src/open_r1/gpg_trainer.py"
 CASES = ("full", "binary", "holes", "length_one")
@@ -44,8 +41,8 @@ def run(path, scale):
     return compute
 
 
-def main():
-    root, writer = start("gpg", "GPG", "AMAP-ML/GPG")
+@peer("gpg", "GPG", "AMAP-ML/GPG")
+def main(root, writer):
     writer.inputs("groups", groups())
     for name, scale in (("loss", False), ("scaled", True)):
         writer.add(
@@ -58,8 +55,3 @@ def main():
             # It divides by the share of groups that differ, we by 1e-5 more.
             tolerance={"float32": 5e-5},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

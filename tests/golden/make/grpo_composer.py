@@ -1,11 +1,8 @@
-"""Writes tests/golden/estimators/grpo_composer.*: Wodlfvllf/grpo-composer's reading of XRPO.
-
-python tests/golden/make/grpo_composer.py CHECKOUT COMMIT
-"""
+"""Writes estimators/grpo_composer.*: Wodlfvllf/grpo-composer's reading of XRPO."""
 
 import torch
 from estimator_cases import load_inputs
-from paper_code import array, start, take
+from paper_code import array, peer, take
 
 PATH = "grpo_composer/core/advantages/novelty_sharpening.py"
 NAME = "NoveltySharpeningAdvantageFunction"
@@ -19,8 +16,8 @@ def sharpened(base, **options):
     return compute
 
 
-def main():
-    root, writer = start("grpo_composer", "grpo-composer", "Wodlfvllf/grpo-composer")
+@peer("grpo_composer", "grpo-composer", "Wodlfvllf/grpo-composer")
+def main(root, writer):
     (function,) = take(root / PATH, NAME, AdvantageFunction=object)
     shared = load_inputs("rewards")
     cases = {c: {n: shared[c][n] for n in ("rewards", "old_logp")} for c in ("full", "binary")}
@@ -38,8 +35,3 @@ def main():
             arguments=options,
             note="no code of the authors is known; a third party's, which raises wrong answers too",
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

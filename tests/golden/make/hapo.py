@@ -1,21 +1,18 @@
-"""Writes tests/golden/estimators/hapo.*: starriver030515/HAPO's signal, bounds and advantages.
-
-python tests/golden/make/hapo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/hapo.*: starriver030515/HAPO's signal, bounds and advantages."""
 
 from math import ceil, floor
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import loss_of, start, take, tensor, token_inputs
+from paper_code import loss_of, peer, take, tensor, token_inputs
 
 PATH = "verl/trainer/ppo/core_algos.py"
 CASES = ("ragged", "on_policy", "holes", "length_one")
 
 
-def main():
-    root, writer = start("hapo", "HAPO", "starriver030515/HAPO")
+@peer("hapo", "HAPO", "starriver030515/HAPO")
+def main(root, writer):
     rng = np.random.default_rng(6)
     entropy = rng.exponential(0.4, (3, 4, 1)).astype(np.float32)
     shared = token_inputs(("logp", "old_logp", "mask", "advantages"), CASES)
@@ -115,8 +112,3 @@ def main():
         cases=cases,
         tolerance={"float32": 2e-5},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/hbpo.*: ZJU-REAL/HBPO's rewards and advantages.
-
-python tests/golden/make/hbpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/hbpo.*: ZJU-REAL/HBPO's rewards and advantages."""
 
 from types import SimpleNamespace
 
 import numpy as np
 from estimator_cases import load_inputs
-from paper_code import outcome, passage, start, take
+from paper_code import outcome, passage, peer, take
 
 CORE, REWARD = "verl/trainer/ppo/core_algos.py", "rllm/rewards/math_reward.py"
 TOLD = np.array([512, 1024, 2048, 2560], np.float32)
@@ -53,8 +50,8 @@ def reward(path):
     return compute
 
 
-def main():
-    root, writer = start("hbpo", "HBPO", "ZJU-REAL/HBPO")
+@peer("hbpo", "HBPO", "ZJU-REAL/HBPO")
+def main(root, writer):
     writer.inputs("budgets", budget_cases())
     writer.inputs("lengths", lengths())
     name = "compute_grpo_outcome_advantage"
@@ -84,8 +81,3 @@ def main():
         note="takes 3.1416 for pi",
         tolerance={"float32": 3e-5},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

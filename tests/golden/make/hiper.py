@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/hiper.*: JonP07/HiPER-agent's hierarchical advantages.
-
-python tests/golden/make/hiper.py CHECKOUT COMMIT
-"""
+"""Writes estimators/hiper.*: JonP07/HiPER-agent's hierarchical advantages."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "hiper_hae/core_hae.py"
 ROLLOUTS, TURNS, TOKENS = 4, 5, 6
@@ -35,8 +32,8 @@ def turns():
     return cases
 
 
-def main():
-    root, writer = start("hiper", "HiPER", "JonP07/HiPER-agent")
+@peer("hiper", "HiPER", "JonP07/HiPER-agent")
+def main(root, writer):
     writer.inputs("turns", turns())
     names = ("_as_torch_1d", "_group_indices_by_traj", "compute_hae_advantage")
     *_, credit = take(root / PATH, *names, print=lambda *_: None, DataProto=object)
@@ -114,8 +111,3 @@ def main():
             arguments={"norm_adv": normalize, "bootstrap_truncated": bootstrap},
             tolerance={"float32": 2e-5},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

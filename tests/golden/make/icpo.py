@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/icpo.*: Celine-hxy/ICPO's loss and its bonus.
-
-python tests/golden/make/icpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/icpo.*: Celine-hxy/ICPO's loss and its bonus."""
 
 from types import SimpleNamespace
 
 import numpy as np
 from guided_cases import guided_cases
-from paper_code import loss_of, spread, start, take, tensor
+from paper_code import loss_of, peer, spread, take, tensor
 
 CORE, SCORE = "verl/recipe/icpo/utils/core_algos.py", "verl/recipe/icpo/utils/reward_score.py"
 VERL = "verl/verl/trainer/ppo/core_algos.py"
@@ -60,8 +57,8 @@ def bonus(path):
     return compute
 
 
-def main():
-    root, writer = start("icpo", "ICPO", "Celine-hxy/ICPO")
+@peer("icpo", "ICPO", "Celine-hxy/ICPO")
+def main(root, writer):
     _, mean = take(root / FUNCTIONAL, "masked_sum", "masked_mean")
     library = SimpleNamespace(masked_mean=mean)
     (aggregate,) = take(root / VERL, "agg_loss", verl_F=library)
@@ -87,8 +84,3 @@ def main():
         bonus(root / SCORE),
         inputs="answers",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/igpo.*: GuoqingWang1/IGPO's gains of information.
-
-python tests/golden/make/igpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/igpo.*: GuoqingWang1/IGPO's gains of information."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import passage, start
+from paper_code import passage, peer
 
 PATH = "scrl/llm_agent/generation.py"
 ROLLOUTS, TURNS, TOKENS = 3, 4, 5
@@ -41,8 +38,8 @@ def gains(path):
     return compute
 
 
-def main():
-    root, writer = start("igpo", "IGPO", "GuoqingWang1/IGPO")
+@peer("igpo", "IGPO", "GuoqingWang1/IGPO")
+def main(root, writer):
     rng = np.random.default_rng(51)
     logp = -rng.gamma(2.0, 0.4, (ROLLOUTS, TURNS, TOKENS))
     case = {"token_logp": logp.astype(np.float32), "answer_tokens": np.array([3, 1, 4])}
@@ -54,8 +51,3 @@ def main():
         gains(root / PATH),
         inputs="answers",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

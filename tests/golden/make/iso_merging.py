@@ -1,19 +1,16 @@
-"""Writes tests/golden/estimators/iso_merging.*: danielm1405/iso-merging's Iso-C.
-
-python tests/golden/make/iso_merging.py CHECKOUT COMMIT
-"""
+"""Writes estimators/iso_merging.*: danielm1405/iso-merging's Iso-C."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "src/utils/iso.py"
 
 
-def main():
-    root, writer = start("iso_merging", "iso-merging", "danielm1405/iso-merging")
+@peer("iso_merging", "iso-merging", "danielm1405/iso-merging")
+def main(root, writer):
     rng = np.random.default_rng(86)
     rows = {
         "random": {
@@ -40,8 +37,3 @@ def main():
         inputs="task_vectors",
         tolerance={"float32": 1e-4},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

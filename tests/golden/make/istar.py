@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/istar.*: Tongyi-ConvAI/Qwen-Character's credit of two levels.
-
-python tests/golden/make/istar.py CHECKOUT COMMIT
-"""
+"""Writes estimators/istar.*: Tongyi-ConvAI/Qwen-Character's credit of two levels."""
 
 import types
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 CORE, LOSS = "CharacterRL-iStar/istar/core_istar.py", "CharacterRL-iStar/istar/rm_utils.py"
 P, G, K, T = 3, 4, 3, 5
@@ -35,8 +32,8 @@ def rollouts():
     return cases
 
 
-def main():
-    root, writer = start("istar", "iStar", "Tongyi-ConvAI/Qwen-Character")
+@peer("istar", "iStar", "Tongyi-ConvAI/Qwen-Character")
+def main(root, writer):
     writer.inputs("istar_rollouts", rollouts())
     names = ("episode_rloo_reward", "episode_grpo_reward")
     rloo, grpo = take(root / CORE, *names)
@@ -114,8 +111,3 @@ def main():
         cases=["binary"],
         note="pairs of a success (above 0) and a failure",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

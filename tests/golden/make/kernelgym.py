@@ -1,11 +1,8 @@
-"""Writes tests/golden/estimators/kernelgym.*: hkust-nlp/KernelGYM's advantages of turns.
-
-python tests/golden/make/kernelgym.py CHECKOUT COMMIT
-"""
+"""Writes estimators/kernelgym.*: hkust-nlp/KernelGYM's advantages of turns."""
 
 import numpy as np
 import torch
-from paper_code import array, passage, start, take
+from paper_code import array, passage, peer, take
 
 CORE = "drkernel/verl_patch/trainer/code/ppo/core_algos.py"
 COVERAGE = "drkernel/kernel/rewards/coverage_helper.py"
@@ -63,8 +60,8 @@ def keep_probability(path):
     return compute
 
 
-def main():
-    root, writer = start("kernelgym", "KernelGYM", "hkust-nlp/KernelGYM")
+@peer("kernelgym", "KernelGYM", "hkust-nlp/KernelGYM")
+def main(root, writer):
     writer.inputs("turns", turn_cases())
     rng = np.random.default_rng(15)
     coverage = rng.uniform(0.2, 0.5, (4, 3)).astype(np.float32)
@@ -89,8 +86,3 @@ def main():
         inputs="coverage",
         arguments={"coverage_rs_threshold": 0.3, "coverage_rs_factor": 0.1},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

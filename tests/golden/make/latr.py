@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/latr.*: starreeze/latr's candidates and its limit of branches.
-
-python tests/golden/make/latr.py CHECKOUT COMMIT
-"""
+"""Writes estimators/latr.*: starreeze/latr's candidates and its limit of branches."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import passage, start, take
+from paper_code import passage, peer, take
 
 FILTER, GENERATION = "model/sample_filter.py", "model/generation.py"
 METRICS = "model/metrics.py"
@@ -19,8 +16,8 @@ def rows():
     return {"random": {"probs": probs, "roots": rng.integers(0, 3, 12)}}
 
 
-def main():
-    root, writer = start("latr", "LATR", "starreeze/latr")
+@peer("latr", "LATR", "starreeze/latr")
+def main(root, writer):
     writer.inputs("rows", rows())
     (ProbFilter,) = take(
         root / FILTER, "ProbFilter", KeyTokenFilter=object, PreTrainedTokenizer=object
@@ -88,8 +85,3 @@ def main():
             return {output: np.array([function(x, y) for x, y in rows])}
 
         writer.add(output, ["latr"], f"{METRICS}: {name}", similarity, inputs="pairs")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,9 @@
-"""Writes tests/golden/estimators/lightllm.*: which requests LightLLM's scheduler admits.
-
-python tests/golden/make/lightllm.py CHECKOUT COMMIT
-"""
+"""Writes estimators/lightllm.*: which requests LightLLM's scheduler admits."""
 
 from types import SimpleNamespace
 
 import numpy as np
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "lightllm/server/router/req_queue/chunked_prefill/impl.py"
 RUNNING, WAITING, SLOTS = 6, 5, 8
@@ -52,8 +49,8 @@ def admitted(function):
     return compute
 
 
-def main():
-    root, writer = start("lightllm", "LightLLM", "ModelTC/lightllm")
+@peer("lightllm", "LightLLM", "ModelTC/lightllm")
+def main(root, writer):
     (function,) = take(root / PATH, "_can_add_new_req")
     rng = np.random.default_rng(64)
     rows = 40
@@ -73,8 +70,3 @@ def main():
         inputs="queues",
         arguments={"running_max_req_size": SLOTS},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/luffy.*: ElliottYan/LUFFY's loss and advantages.
-
-python tests/golden/make/luffy.py CHECKOUT COMMIT
-"""
+"""Writes estimators/luffy.*: ElliottYan/LUFFY's loss and advantages."""
 
 from types import SimpleNamespace
 
 import torch
 from guided_cases import guided_cases, steered_tokens
-from paper_code import loss_of, spread, start, take, tensor
+from paper_code import loss_of, peer, spread, take, tensor
 
 CORE = "luffy/verl/verl/mix_src/mix_core_alg.py"
 FUNCTIONAL = "luffy/verl/verl/utils/torch_functional.py"
@@ -28,8 +25,8 @@ def loss(function, **options):
     return loss_of(compute)
 
 
-def main():
-    root, writer = start("luffy", "LUFFY", "ElliottYan/LUFFY")
+@peer("luffy", "LUFFY", "ElliottYan/LUFFY")
+def main(root, writer):
     (mean,) = take(root / FUNCTIONAL, "masked_mean")
     given = {"verl_F": SimpleNamespace(masked_mean=mean), "print": lambda *_: None}
     name = "compute_token_on_off_policy_loss"
@@ -58,8 +55,3 @@ def main():
         inputs="guided",
         arguments=wider,
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

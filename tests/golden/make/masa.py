@@ -1,12 +1,9 @@
-"""Writes tests/golden/estimators/masa.*: akatigre/MASA-RL's reward of predictions.
-
-python tests/golden/make/masa.py CHECKOUT COMMIT
-"""
+"""Writes estimators/masa.*: akatigre/MASA-RL's reward of predictions."""
 
 import random
 
 import numpy as np
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "verl/utils/reward_score/meta_cog.py"
 WORDS = ("alpha", "beta", "gamma", "delta")
@@ -31,8 +28,8 @@ def predictions():
     return cases
 
 
-def main():
-    root, writer = start("masa", "MASA", "akatigre/MASA-RL")
+@peer("masa", "MASA", "akatigre/MASA-RL")
+def main(root, writer):
     writer.inputs("predictions", predictions())
     single, score = take(root / PATH, "singularize", "compute_score", random=random)
     score.__globals__["singularize"] = single
@@ -57,8 +54,3 @@ def main():
         return {"rewards": np.array(found)}
 
     writer.add("rewards", ["masa"], f"{PATH}: compute_score", compute, inputs="predictions")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

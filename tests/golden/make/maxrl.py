@@ -1,19 +1,16 @@
-"""Writes tests/golden/estimators/maxrl.*: tajwarfahim/maxrl's MaxRL, PKPO and Maclaurin series.
-
-python tests/golden/make/maxrl.py CHECKOUT COMMIT
-"""
+"""Writes estimators/maxrl.*: tajwarfahim/maxrl's MaxRL, PKPO and Maclaurin series."""
 
 from types import SimpleNamespace
 
 from einops import rearrange
-from paper_code import outcome, start, take
+from paper_code import outcome, peer, take
 from passk_cases import binary_cases
 
 CORE, SERIES = "verl/trainer/ppo/core_algos.py", "verl/trainer/ppo/maclaurin.py"
 
 
-def main():
-    root, writer = start("maxrl", "maxrl", "tajwarfahim/maxrl")
+@peer("maxrl", "maxrl", "tajwarfahim/maxrl")
+def main(root, writer):
     (series,) = take(root / SERIES, "maclaurin_weights")
     given = {"rearrange": rearrange, "maclaurin_weights": series}
     writer.inputs("binary", binary_cases())
@@ -40,8 +37,3 @@ def main():
     for order in (1, 2, 4):
         function = "compute_maclaurin_outcome_advantage"
         add(f"maclaurin_{order}", ["maxrl"], function, arguments={"truncate_order": order})
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/mc_grpo.*: lotusroot-kim/MC-GRPO's advantages and its pivot.
-
-python tests/golden/make/mc_grpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/mc_grpo.*: lotusroot-kim/MC-GRPO's advantages and its pivot."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import passage, start
+from paper_code import passage, peer
 
 MATH = "src/open_r1/grpo_trainer_math.py"
 GSM = "src/open_r1/grpo_trainer_gsm.py"
@@ -44,8 +41,8 @@ def run(path, output):
     return compute
 
 
-def main():
-    root, writer = start("mc_grpo", "MC-GRPO", "lotusroot-kim/MC-GRPO")
+@peer("mc_grpo", "MC-GRPO", "lotusroot-kim/MC-GRPO")
+def main(root, writer):
     writer.inputs("groups", groups())
     for name, path in (("math", MATH), ("gsm", GSM)):
         compute = run(root / path, "advantages")
@@ -59,8 +56,3 @@ def main():
         cases=["full"],
         note="which of equal rewards is the pivot torch.median leaves open",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/meow_tea.*: pearls-lab/meow-tea-taro's rewards of turns.
-
-python tests/golden/make/meow_tea.py CHECKOUT COMMIT
-"""
+"""Writes estimators/meow_tea.*: pearls-lab/meow-tea-taro's rewards of turns."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import passage, start
+from paper_code import passage, peer
 
 PATH = "meow_tea_train/agentic_utils/reward_manager/agentic_verified.py"
 P, G, K, T = 2, 3, 4, 10
@@ -43,8 +40,8 @@ def cases():
     return {"some": case(0.5), "none": case(0.0), "all": case(1.0)}
 
 
-def main():
-    root, writer = start("meow_tea", "meow-tea-taro", "pearls-lab/meow-tea-taro")
+@peer("meow_tea", "meow-tea-taro", "pearls-lab/meow-tea-taro")
+def main(root, writer):
     writer.inputs("turns", cases())
 
     def placed(method):
@@ -80,8 +77,3 @@ def main():
             inputs="turns",
             arguments={"reward_method": method},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

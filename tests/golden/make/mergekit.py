@@ -1,14 +1,11 @@
-"""Writes tests/golden/estimators/mergekit.*: TIES, arcs, model stock of arcee-ai/mergekit.
-
-python tests/golden/make/mergekit.py CHECKOUT COMMIT
-"""
+"""Writes estimators/mergekit.*: TIES, arcs, model stock of arcee-ai/mergekit."""
 
 from types import SimpleNamespace
 from typing import Literal, Union
 
 import numpy as np
 import torch
-from paper_code import passage, start, take
+from paper_code import passage, peer, take
 
 METHODS = "mergekit/merge_methods"
 
@@ -65,8 +62,8 @@ def ties(root, density, scale, weights):
     return compute
 
 
-def main():
-    root, writer = start("mergekit", "mergekit", "arcee-ai/mergekit")
+@peer("mergekit", "mergekit", "arcee-ai/mergekit")
+def main(root, writer):
     writer.inputs("models", models())
     names = {"Union": Union, "DOT_THRESHOLD": 0.9995}
     (slerp, *_) = take(
@@ -114,8 +111,3 @@ def main():
         stock,
         inputs="models",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

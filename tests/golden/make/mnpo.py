@@ -1,11 +1,8 @@
-"""Writes tests/golden/estimators/mnpo.*: the loss of smiles724/MNPO.
-
-python tests/golden/make/mnpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/mnpo.*: the loss of smiles724/MNPO."""
 
 from types import SimpleNamespace
 
-from paper_code import start, take
+from paper_code import peer, take
 from preference_cases import pair_cases, pair_losses
 
 PATH = "mnpo_scripts/mnpo_trainer.py"
@@ -28,8 +25,8 @@ def loss(function, weights, count):
     return pair_losses(losses)
 
 
-def main():
-    root, writer = start("mnpo", "MNPO", "smiles724/MNPO")
+@peer("mnpo", "MNPO", "smiles724/MNPO")
+def main(root, writer):
     writer.inputs("pairs", pair_cases())
     (function,) = take(root / PATH, "mnpo_loss")
     for name, weights, count in (
@@ -46,8 +43,3 @@ def main():
             tolerance={"float32": 1e-4},
             arguments={"ratio": 1 / 3, "eta": 0.25, "weights": weights, "history": count},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/mobile_agent.*: X-PLUG/MobileAgent's UI-S1.
-
-python tests/golden/make/mobile_agent.py CHECKOUT COMMIT
-"""
+"""Writes estimators/mobile_agent.*: X-PLUG/MobileAgent's UI-S1."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import array, start, take
+from paper_code import array, peer, take
 
 PATH = "UI-S1/uis1/core_uis1.py"
 SHAPE = (2, 4, 4)
@@ -34,8 +31,8 @@ def cases():
     }
 
 
-def main():
-    root, writer = start("mobile_agent", "MobileAgent", "X-PLUG/MobileAgent")
+@peer("mobile_agent", "MobileAgent", "X-PLUG/MobileAgent")
+def main(root, writer):
     writer.inputs("turns", cases())
     returns, advantage, *_ = take(
         root / PATH,
@@ -88,8 +85,3 @@ def main():
             inputs="turns",
             arguments={"gamma": 0.5} | options,
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,11 @@
-"""Writes tests/golden/estimators/moss_rlhf.*: OpenLMLab/MOSS-RLHF's PPO-max.
-
-python tests/golden/make/moss_rlhf.py CHECKOUT COMMIT
-"""
+"""Writes estimators/moss_rlhf.*: OpenLMLab/MOSS-RLHF's PPO-max."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from estimator_cases import load_inputs
-from paper_code import array, passage, start, take, tensor, token_inputs
+from paper_code import array, passage, peer, take, tensor, token_inputs
 
 TRAINER, DATA, UTILS = "ppo/ppo_trainer.py", "ppo/ppo_datahelper.py", "utils.py"
 CASES = ("ragged", "on_policy", "length_one", "zero_advantage")
@@ -128,8 +125,8 @@ def critic_cases():
     return cases
 
 
-def main():
-    root, writer = start("moss_rlhf", "MOSS-RLHF", "OpenLMLab/MOSS-RLHF")
+@peer("moss_rlhf", "MOSS-RLHF", "OpenLMLab/MOSS-RLHF")
+def main(root, writer):
     writer.inputs("scores", score_cases())
     for name, norm, clip in (("scaled", False, None), ("centered", True, 0.8)):
         writer.add(
@@ -166,8 +163,3 @@ def main():
             inputs="losses",
             arguments={"pg_clip": 0.2, "value_clip": 0.2, "advantage_clip": clip},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,8 @@
-"""Writes tests/golden/estimators/mssr.*: ruiiu/MSSR's tracker and its entropy shaping.
-
-python tests/golden/make/mssr.py CHECKOUT COMMIT
-"""
+"""Writes estimators/mssr.*: ruiiu/MSSR's tracker and its entropy shaping."""
 
 import numpy as np
 import torch
-from paper_code import array, start, take, tensor, token_inputs
+from paper_code import array, peer, take, tensor, token_inputs
 
 CORE = "verl/trainer/core_algos.py"
 KL_TARGET, WINDOW = 0.01, 10
@@ -55,8 +52,8 @@ def shaping(entropy_of, shape, **options):
     return compute
 
 
-def main():
-    root, writer = start("mssr", "MSSR", "ruiiu/MSSR")
+@peer("mssr", "MSSR", "ruiiu/MSSR")
+def main(root, writer):
     names = ("compute_token_entropy", "compute_entropy_advantage_shaping")
     tracker, *shaped = take(root / CORE, "MVSRValueTracker", *names)
     writer.inputs("visits", visits())
@@ -95,8 +92,3 @@ def main():
             inputs="shaped",
             arguments=options,
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

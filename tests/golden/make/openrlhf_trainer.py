@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/openrlhf_trainer.*: OpenRLHF's losses, advantages and divergences.
+"""Writes estimators/openrlhf_trainer.*: OpenRLHF's losses, advantages and divergences.
 
 Run from the repository root with a Python that has torch, and the unpacked wheel of openrlhf 0.11.2
 (the folder that holds the package `openrlhf`), whose dependencies are not needed:

@@ -1,12 +1,9 @@
-"""Writes tests/golden/estimators/ospo.*: RS2002/OSPO's rewards of a fleet.
-
-python tests/golden/make/ospo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/ospo.*: RS2002/OSPO's rewards of a fleet."""
 
 from types import SimpleNamespace
 
 import numpy as np
-from paper_code import passage, start, take
+from paper_code import passage, peer, take
 
 PLATFORM, WORKER = "OSPO/Platform.py", "GRPO/Worker.py"
 GAMMA = 0.9
@@ -91,8 +88,8 @@ def buffer(process, **options):
     return compute
 
 
-def main():
-    root, writer = start("ospo", "OSPO", "RS2002/OSPO")
+@peer("ospo", "OSPO", "RS2002/OSPO")
+def main(root, writer):
     writer.inputs("fleet", fleet_cases())
     writer.add(
         "ospo",
@@ -112,8 +109,3 @@ def main():
             inputs="fleet",
             arguments=options | {"gamma": GAMMA},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/p3o_joint.* or p3o_separate.*: the losses of P3O's first author.
+"""Writes estimators/p3o_joint.* or p3o_separate.*: the losses of P3O's first author.
 
 python tests/golden/make/p3o.py CHECKOUT COMMIT    (of thwu1/trlx, or of thwu1/rlhf_sac)
 """

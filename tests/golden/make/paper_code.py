@@ -74,6 +74,22 @@ def start(name, package, repository, **facts):
     return Path(root), Writer(name, package, ["torch", "numpy"], f"{name}.py", **facts)
 
 
+def peer(name, package, repository, **facts):
+    """Marks the function of a script that adds the entries of `name`; a script that runs calls it.
+
+    It gets what `start` returns, and what it has added is saved. It stands last in its file.
+    """
+
+    def run(add):
+        if add.__module__ == "__main__":
+            root, writer = start(name, package, repository, **facts)
+            add(root, writer)
+            writer.save()
+        return add
+
+    return run
+
+
 def tensor(case, x):
     """An array with prompts and rollouts as one axis; masks as whole numbers."""
     x = np.asarray(x)

@@ -1,17 +1,14 @@
-"""Writes tests/golden/estimators/passk_training.*: RUCAIBox/Passk_Training's advantages.
+"""Writes estimators/passk_training.*: RUCAIBox/Passk_Training's advantages."""
 
-python tests/golden/make/passk_training.py CHECKOUT COMMIT
-"""
-
-from paper_code import outcome, start, take
+from paper_code import outcome, peer, take
 from passk_cases import binary_cases
 from scipy.special import comb
 
 PATH = "code/passk_adv.py"
 
 
-def main():
-    root, writer = start("passk_training", "Passk_Training", "RUCAIBox/Passk_Training")
+@peer("passk_training", "Passk_Training", "RUCAIBox/Passk_Training")
+def main(root, writer):
     given = {"comb": comb, "print": lambda *_: None}
     _, function = take(root / PATH, "calc_adv", "compute_advantage", **given)
     writer.inputs("binary", binary_cases())
@@ -24,8 +21,3 @@ def main():
             inputs="binary",
             arguments={"K": k},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,9 @@
-"""Writes tests/golden/estimators/pf_ppo.*: swtheing/PF-PPO-RLHF's weights of rollouts.
-
-python tests/golden/make/pf_ppo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/pf_ppo.*: swtheing/PF-PPO-RLHF's weights of rollouts."""
 
 from types import SimpleNamespace
 
 import numpy as np
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "openrlhf/trainer/ppo_utils/replay_buffer.py"
 
@@ -20,8 +17,8 @@ def groups():
     }
 
 
-def main():
-    root, writer = start("pf_ppo", "PF-PPO", "swtheing/PF-PPO-RLHF")
+@peer("pf_ppo", "PF-PPO", "swtheing/PF-PPO-RLHF")
+def main(root, writer):
     writer.inputs("groups", groups())
     for rule, name in (
         ("best_worst", "select_min_max"),
@@ -42,8 +39,3 @@ def main():
             return {"weights": np.array(found).reshape(shape)}
 
         writer.add(rule, ["pf_ppo"], f"{PATH}: {name}", compute, inputs="groups")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

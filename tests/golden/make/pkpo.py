@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/pkpo.*: the listing of the PKPO paper, as reproduced by others.
-
-python tests/golden/make/pkpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/pkpo.*: the listing of the PKPO paper, as reproduced by others."""
 
 import importlib.util
 
 import numpy as np
 from estimator_cases import RAGGED
-from paper_code import start
+from paper_code import peer
 
 
 def cases():
@@ -23,8 +20,8 @@ def cases():
     }
 
 
-def main():
-    root, writer = start("pkpo", "pkpo", "kpahwa16/pass-k-policy-optimization")
+@peer("pkpo", "pkpo", "kpahwa16/pass-k-policy-optimization")
+def main(root, writer):
     path = next(root.rglob("pkpo_core.py"))
     spec = importlib.util.spec_from_file_location("pkpo_core", path)
     module = importlib.util.module_from_spec(spec)
@@ -41,8 +38,3 @@ def main():
     place = f"{path.relative_to(root)}: sloo_minus_one"
     for k in (2, 3, 4):
         writer.add(f"k{k}", ["pkpo"], place, run(k), inputs="best_of", arguments={"K": k})
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,7 @@
-"""Writes tests/golden/estimators/poad.*: morning9393/ADRL's credit of the tokens of actions.
-
-python tests/golden/make/poad.py CHECKOUT COMMIT
-"""
+"""Writes estimators/poad.*: morning9393/ADRL's credit of the tokens of actions."""
 
 import numpy as np
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "mappo/utils/language_buffer.py"
 ROLLOUTS, TURNS, TOKENS, PAD = 3, 4, 5, -1
@@ -24,8 +21,8 @@ def actions():
     return cases
 
 
-def main():
-    root, writer = start("poad", "ADRL", "morning9393/ADRL")
+@peer("poad", "ADRL", "morning9393/ADRL")
+def main(root, writer):
     writer.inputs("actions", actions())
     (Buffer,) = take(root / PATH, "LanguageBuffer")
 
@@ -61,8 +58,3 @@ def main():
             arguments={"gamma": 0.9, "gae_lambda": 0.95, "algorithm_name": algorithm},
             tolerance={"float32": 2e-5},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

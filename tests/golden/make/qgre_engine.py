@@ -1,10 +1,7 @@
-"""Writes tests/golden/estimators/qgre_engine.*: torad-labs/qgre-engine's reading of LLDS.
-
-python tests/golden/make/qgre_engine.py CHECKOUT COMMIT
-"""
+"""Writes estimators/qgre_engine.*: torad-labs/qgre-engine's reading of LLDS."""
 
 import torch
-from paper_code import array, spread, start, take, tensor, token_inputs
+from paper_code import array, peer, spread, take, tensor, token_inputs
 
 PATH = "qgre/nemo_extracted/llds.py"
 CASES = ("ragged", "holes", "length_one", "zero_advantage", "bfloat16")
@@ -22,8 +19,8 @@ def displacement(function):
     return compute
 
 
-def main():
-    root, writer = start("qgre_engine", "qgre-engine", "torad-labs/qgre-engine")
+@peer("qgre_engine", "qgre-engine", "torad-labs/qgre-engine")
+def main(root, writer):
     (function,) = take(root / PATH, "compute_llds_loss")
     names = ("logp", "old_logp", "advantages", "mask")
     writer.inputs("answers", token_inputs(names, CASES))
@@ -36,8 +33,3 @@ def main():
         note="the authors' repository is not to be had; a third party's, by response, "
         "over the penalized tokens alone",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

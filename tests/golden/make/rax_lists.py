@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/rax_lists.*: the losses of lists of rax, with which LiPO was made.
+"""Writes estimators/rax_lists.*: the losses of lists of rax, with which LiPO was made.
 
 Run from the repository root with a Python that has rax and jax:
 

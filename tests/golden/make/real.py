@@ -1,21 +1,18 @@
-"""Writes tests/golden/estimators/real.*: Red-RL/REAL's loss.
-
-python tests/golden/make/real.py CHECKOUT COMMIT
-"""
+"""Writes estimators/real.*: Red-RL/REAL's loss."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import loss_of, start, take, tensor, token_inputs
+from paper_code import loss_of, peer, take, tensor, token_inputs
 
 CORE, FUNCTIONAL = "verl/verl/trainer/ppo/core_algos.py", "verl/verl/utils/torch_functional.py"
 CASES = ("ragged", "on_policy", "holes", "length_one", "log_ratio_30", "bfloat16")
 RIGHT = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1]], np.float32)
 
 
-def main():
-    root, writer = start("real", "REAL", "Red-RL/REAL")
+@peer("real", "REAL", "Red-RL/REAL")
+def main(root, writer):
     (masked_mean,) = take(root / FUNCTIONAL, "masked_mean")
     name = "compute_policy_loss_real"
     (function,) = take(root / CORE, name, verl_F=SimpleNamespace(masked_mean=masked_mean))
@@ -46,8 +43,3 @@ def main():
             arguments={"tau": tau},
             tolerance={"float32": 1e-4, "bfloat16": 5e-2},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/rl_swarm.*: which groups of others gensyn-ai/rl-swarm trains on.
+"""Writes estimators/rl_swarm.*: which groups of others gensyn-ai/rl-swarm trains on.
 
 python tests/golden/make/rl_swarm.py CHECKOUT COMMIT
 """

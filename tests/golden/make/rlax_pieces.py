@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/rlax_pieces.*: the pieces of rlax that our functions reduce to.
+"""Writes estimators/rlax_pieces.*: the pieces of rlax that our functions reduce to.
 
 Run from the repository root with a Python that has rlax with what it imports (chex, distrax,
 tensorflow-probability, dm-env):

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/rlax_returns.*: the returns of rlax from samples off policy.
+"""Writes estimators/rlax_returns.*: the returns of rlax from samples off policy.
 
 Run from the repository root with a Python that has rlax with what it imports (chex, distrax,
 tensorflow-probability, dm-env):

@@ -1,20 +1,17 @@
-"""Writes tests/golden/estimators/roll.*: the loss of TOPR in ROLL.
-
-python tests/golden/make/roll.py CHECKOUT COMMIT
-"""
+"""Writes estimators/roll.*: the loss of TOPR in ROLL."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 from torch_arrays import array, tensor, tokens
 
 WORKER = "roll/pipeline/rlvr/actor_pg_worker.py"
 
 
-def main():
-    root, writer = start("roll", "ROLL", "alibaba/ROLL")
+@peer("roll", "ROLL", "alibaba/ROLL")
+def main(root, writer):
     (function,) = take(root / WORKER, "_compute_topr_loss", DataProto=None)
     worker = SimpleNamespace(
         _get_or_cache_config=lambda name, default: default,
@@ -47,8 +44,3 @@ def main():
         note="scores are the advantages",
         tolerance={"float32": 1e-4, "bfloat16": 5e-2},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/rover.*: tinnerhrhe/ROVER's loss, the one for mathematics.
-
-python tests/golden/make/rover.py CHECKOUT COMMIT
-"""
+"""Writes estimators/rover.*: tinnerhrhe/ROVER's loss, the one for mathematics."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import array, loss_of, passage, spread, start, take, tensor, token_inputs
+from paper_code import array, loss_of, passage, peer, spread, take, tensor, token_inputs
 
 CORE, ACTOR = "Math/verl/trainer/ppo/core_algos.py", "Math/verl/workers/actor/dp_actor.py"
 FUNCTIONAL = "Math/verl/utils/torch_functional.py"
@@ -50,8 +47,8 @@ def mean_log_probs(function):
     return lambda case, a: {"mean_log_probs": array(function(torch.from_numpy(a["logits"])))}
 
 
-def main():
-    root, writer = start("rover", "ROVER", "tinnerhrhe/ROVER")
+@peer("rover", "ROVER", "tinnerhrhe/ROVER")
+def main(root, writer):
     writer.inputs("valued", valued())
     _, mean, logsum = take(root / FUNCTIONAL, "masked_sum", "masked_mean", "sum_log_softmax")
     (function,) = take(root / CORE, "compute_rover_loss", verl_F=SimpleNamespace(masked_mean=mean))
@@ -78,8 +75,3 @@ def main():
         mean_log_probs(logsum),
         inputs="logits",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

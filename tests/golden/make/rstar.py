@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/rstar.*: microsoft/rStar's resampling and its penalties.
-
-python tests/golden/make/rstar.py CHECKOUT COMMIT
-"""
+"""Writes estimators/rstar.*: microsoft/rStar's resampling and its penalties."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "rstar2_agent/down_sample/roc.py"
 
@@ -51,8 +48,8 @@ def text(a, i):
     return "".join([before, *tool, *pairs, *turns, after])
 
 
-def main():
-    root, writer = start("rstar", "rStar2", "microsoft/rStar")
+@peer("rstar", "rStar2", "microsoft/rStar")
+def main(root, writer):
     writer.inputs("groups", groups())
     writer.inputs("traces", traces())
 
@@ -109,8 +106,3 @@ def main():
     writer.add(
         "penalty", ["grpo_roc"], f"{PATH}: calc_*_penalty_weights", penalties, inputs="traces"
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

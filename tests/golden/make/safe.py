@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/safe.*: ryyzn9/SAFE's controllers and its pessimistic critic.
-
-python tests/golden/make/safe.py CHECKOUT COMMIT
-"""
+"""Writes estimators/safe.*: ryyzn9/SAFE's controllers and its pessimistic critic."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import array, start, take
+from paper_code import array, peer, take
 
 PID, ENTROPY, ASYMMETRIC = (
     f"safe/controllers/{name}.py" for name in ("pid", "entropy_aware", "asymmetric")
@@ -81,8 +78,8 @@ def soft_min(function, alpha):
     return compute
 
 
-def main():
-    root, writer = start("safe", "SAFE", "ryyzn9/SAFE")
+@peer("safe", "SAFE", "ryyzn9/SAFE")
+def main(root, writer):
     pid, detector = take(root / PID, "PIDController", "PhaseDetector")
     given = {"PIDController": pid, "PhaseDetector": detector, "BaseKLController": object}
     (aware,) = take(root / ENTROPY, "EntropyAwarePredictiveController", **given)
@@ -111,8 +108,3 @@ def main():
             arguments={"alpha": alpha},
             tolerance={"float32": 1e-4 if alpha > 1 else 1e-5},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

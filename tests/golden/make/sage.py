@@ -1,17 +1,14 @@
-"""Writes tests/golden/estimators/sage.*: BaohaoLiao/SAGE's levels of hints between epochs.
-
-python tests/golden/make/sage.py CHECKOUT COMMIT
-"""
+"""Writes estimators/sage.*: BaohaoLiao/SAGE's levels of hints between epochs."""
 
 import numpy as np
-from paper_code import passage, start
+from paper_code import passage, peer
 
 PATH = "recipe/hint/hint_trainer.py"
 LEVELS = ("no_hint", "level_1", "level_2", "level_3")
 
 
-def main():
-    root, writer = start("sage", "SAGE", "BaohaoLiao/SAGE")
+@peer("sage", "SAGE", "BaohaoLiao/SAGE")
+def main(root, writer):
     accuracy = np.array([np.nan, 0.0, 0.05, 0.1, 0.2, 0.35, 0.36, 1.0], np.float32)
     level, accuracy = (x.ravel() for x in np.meshgrid(np.arange(4), accuracy, indexing="ij"))
     writer.inputs("visits", {"all": {"level": level, "accuracy": accuracy}})
@@ -32,8 +29,3 @@ def main():
         return {"level": np.array(found)}
 
     writer.add("levels", ["sage"], PATH, run, inputs="visits", arguments={"min": 0.1, "max": 0.35})
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,14 @@
-"""Writes tests/golden/estimators/scaf_grpo.*: dvlab-research/Scaf-GRPO's choice of the least hint.
-
-python tests/golden/make/scaf_grpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/scaf_grpo.*: dvlab-research/Scaf-GRPO's choice of the least hint."""
 
 import numpy as np
 import torch
-from paper_code import passage, start
+from paper_code import passage, peer
 
 PATH = "hint_mix_grpo/trainer/ray_trainer.py"
 
 
-def main():
-    root, writer = start("scaf_grpo", "Scaf-GRPO", "dvlab-research/Scaf-GRPO")
+@peer("scaf_grpo", "Scaf-GRPO", "dvlab-research/Scaf-GRPO")
+def main(root, writer):
     rewards = (np.random.default_rng(15).random((16, 8)) < 0.25).astype(np.float32)
     writer.inputs("levels", {"random": {"rewards": rewards}})
 
@@ -32,8 +29,3 @@ def main():
         return {"level": np.array(found)}
 
     writer.add("least", ["scaf_grpo"], PATH, run, inputs="levels")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/sdpo.*: lasgroup/SDPO's loss of self-distillation.
-
-python tests/golden/make/sdpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/sdpo.*: lasgroup/SDPO's loss of self-distillation."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import array, start, take, tensor, token_inputs
+from paper_code import array, peer, take, tensor, token_inputs
 
 CORE, FUNCTIONAL = "verl/trainer/ppo/core_algos.py", "verl/utils/torch_functional.py"
 CASES = ("ragged", "holes", "length_one", "log_ratio_30")
@@ -54,8 +51,8 @@ def loss(function, **options):
     return compute
 
 
-def main():
-    root, writer = start("sdpo", "SDPO", "lasgroup/SDPO")
+@peer("sdpo", "SDPO", "lasgroup/SDPO")
+def main(root, writer):
     summed, mean = take(root / FUNCTIONAL, "masked_sum", "masked_mean")
     library = SimpleNamespace(masked_mean=mean, masked_sum=summed)
     name = "compute_self_distillation_loss"
@@ -82,8 +79,3 @@ def main():
             tolerance={"float32": 1e-4},
             arguments=options,
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/seeupo.*: AgentEvolver's branch seeupo.
-
-python tests/golden/make/seeupo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/seeupo.*: AgentEvolver's branch seeupo."""
 
 import types
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "beyondagent/module/trainer/ba_ray_trainer.py"
 
@@ -38,8 +35,8 @@ def turns():
     return cases
 
 
-def main():
-    root, writer = start("seeupo", "AgentEvolver", "modelscope/AgentEvolver")
+@peer("seeupo", "AgentEvolver", "modelscope/AgentEvolver")
+def main(root, writer):
     advantage, factor, order = take(
         root / PATH,
         "compute_grpo_outcome_advantage_local",
@@ -93,8 +90,3 @@ def main():
     )
     if order(4, "reverse") != [3, 2, 1, 0]:
         raise AssertionError("the order is not backward")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

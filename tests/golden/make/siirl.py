@@ -1,16 +1,13 @@
-"""Writes tests/golden/estimators/siirl.*: sii-research/siiRL's rewards of progress (SRPO).
+"""Writes estimators/siirl.*: sii-research/siiRL's rewards of progress (SRPO).
 
-It needs scikit-learn and scipy.
-
-python tests/golden/make/siirl.py CHECKOUT COMMIT
-"""
+It needs scikit-learn and scipy."""
 
 import sys
 import types
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 from scipy import special
 from scipy.spatial.distance import cdist
 from sklearn.cluster import DBSCAN
@@ -38,8 +35,8 @@ def batches():
     }
 
 
-def main():
-    root, writer = start("siirl", "siiRL", "sii-research/siiRL")
+@peer("siirl", "siiRL", "sii-research/siiRL")
+def main(root, writer):
     quiet = types.SimpleNamespace(**dict.fromkeys(["info", "error", "warning", "debug"], print))
     quiet = types.SimpleNamespace(**{n: (lambda *_: None) for n in vars(quiet)})
     sys.modules["loguru"] = types.SimpleNamespace(logger=quiet)
@@ -77,8 +74,3 @@ def main():
         inputs="siirl_batches",
         tolerance={"float32": 1e-4},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,8 @@
-"""Writes tests/golden/estimators/simpo.*: the loss of princeton-nlp/SimPO.
-
-python tests/golden/make/simpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/simpo.*: the loss of princeton-nlp/SimPO."""
 
 from types import SimpleNamespace
 
-from paper_code import start, take
+from paper_code import peer, take
 from preference_cases import pair_cases, pair_losses
 
 PATH = "scripts/simpo_trainer.py"
@@ -27,8 +24,8 @@ def loss(function, smoothing):
     return pair_losses(losses)
 
 
-def main():
-    root, writer = start("simpo", "SimPO", "princeton-nlp/SimPO")
+@peer("simpo", "SimPO", "princeton-nlp/SimPO")
+def main(root, writer):
     writer.inputs("pairs", pair_cases())
     (function,) = take(root / PATH, "simpo_loss")
     for name, smoothing in (("simpo", 0.0), ("smoothed", 0.1)):
@@ -41,8 +38,3 @@ def main():
             tolerance={"float32": 1e-4},
             arguments={"beta": 2.0, "gamma_beta_ratio": 0.5, "label_smoothing": smoothing},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/slime_trainer.*: slime's losses, returns and filters.
+"""Writes estimators/slime_trainer.*: slime's losses, returns and filters.
 
 Run from the repository root with a Python that has torch, and a checkout of THUDM/slime:
 

@@ -1,17 +1,14 @@
-"""Writes tests/golden/estimators/sol_rl.*: the rule of NVlabs/Sana that picks from many candidates.
-
-python tests/golden/make/sol_rl.py CHECKOUT COMMIT
-"""
+"""Writes estimators/sol_rl.*: the rule of NVlabs/Sana that picks from many candidates."""
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "train_scripts/train_utils.py"
 
 
-def main():
-    root, writer = start("sol_rl", "Sana", "NVlabs/Sana", license="Apache-2.0")
+@peer("sol_rl", "Sana", "NVlabs/Sana", license="Apache-2.0")
+def main(root, writer):
     rewards = np.random.default_rng(29).normal(size=(4, 16)).astype(np.float32)
     writer.inputs("candidates", {"random": {"rewards": rewards}})
     (function,) = take(root / PATH, "select_indices_by_mode")
@@ -34,8 +31,3 @@ def main():
             inputs="candidates",
             arguments={"target_count": count, "mode": "best_worst"},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
-"""Writes tests/golden/estimators/spark.*: the tasks that SPARK can make of a group of rollouts.
+"""Writes estimators/spark.*: the tasks that SPARK can make of a group of rollouts.
 
 The released function draws at random, so that what is compared is which of its draws ever occur.
-
-    python tests/golden/make/spark.py CHECKOUT COMMIT
 """
 
 import json
@@ -11,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "Lmm_XC/openrlhf/trainer/ppo_utils/new_data_gen.py"
 PROMPTS, SIZE, RUNS = 64, 8, 3000
@@ -79,8 +77,8 @@ def tasks(root):
     return compute
 
 
-def main():
-    root, writer = start("spark", "Spark", "InternLM/Spark")
+@peer("spark", "Spark", "InternLM/Spark")
+def main(root, writer):
     rng = np.random.default_rng(66)
     rewards = rng.integers(0, 2, (PROMPTS, SIZE)).astype(np.float32)
     rewards[:8], rewards[8:16] = 0.0, 1.0
@@ -88,8 +86,3 @@ def main():
     answered[7] = False
     writer.inputs("groups", {"random": {"rewards": rewards, "answered": answered}})
     writer.add("tasks", ["spark"], f"{PATH}: new_data_gen", tasks(root), inputs="groups")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

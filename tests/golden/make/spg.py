@@ -1,14 +1,11 @@
-"""Writes tests/golden/estimators/spg.*: facebookresearch/SPG's bounds and their loss.
-
-python tests/golden/make/spg.py CHECKOUT COMMIT
-"""
+"""Writes estimators/spg.*: facebookresearch/SPG's bounds and their loss."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from denoisers import MASK_ID, Model, batch_of, differentiated, rows, set_seed, trainer
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "spg/spg_trainer.py"
 METHODS = ("compute_loss", "forward_process", "_get_per_seq_logps")
@@ -42,8 +39,8 @@ def loss_of(methods, a, **options):
     return loss
 
 
-def main():
-    root, writer = start("spg", "SPG", "facebookresearch/SPG")
+@peer("spg", "SPG", "facebookresearch/SPG")
+def main(root, writer):
     methods = take(root / PATH, *METHODS, set_seed=set_seed)
     rng = np.random.default_rng(43)
     cases = {}
@@ -66,8 +63,3 @@ def main():
             inputs="responses",
             arguments=options,
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

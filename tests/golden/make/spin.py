@@ -1,18 +1,15 @@
-"""Writes tests/golden/estimators/spin.*: the loss of uclaml/SPIN.
-
-python tests/golden/make/spin.py CHECKOUT COMMIT
-"""
+"""Writes estimators/spin.*: the loss of uclaml/SPIN."""
 
 from types import SimpleNamespace
 
-from paper_code import start, take
+from paper_code import peer, take
 from preference_cases import pair_cases, pair_losses
 
 PATH = "spin/alignment/trainer.py"
 
 
-def main():
-    root, writer = start("spin", "SPIN", "uclaml/SPIN")
+@peer("spin", "SPIN", "uclaml/SPIN")
+def main(root, writer):
     writer.inputs("pairs", pair_cases())
     (function,) = take(root / PATH, "spin_loss")
     trainer = SimpleNamespace(loss_type="sigmoid", beta=0.3)
@@ -26,8 +23,3 @@ def main():
         arguments={"loss_type": "sigmoid", "beta": 0.3},
         note="the real responses are the chosen ones, the generated the rejected",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

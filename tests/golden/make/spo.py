@@ -1,14 +1,11 @@
-"""Writes tests/golden/estimators/spo.*: AIFrameResearch/SPO's values and advantages of a tree.
-
-python tests/golden/make/spo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/spo.*: AIFrameResearch/SPO's values and advantages of a tree."""
 
 import sys
 import types
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 TREE = "src/treetune/episode_generators/tree_episode_generator.py"
 UTILS = "src/treetune/trainers/utils.py"
@@ -45,8 +42,8 @@ def tokens():
     return cases
 
 
-def main():
-    root, writer = start("spo", "SPO", "AIFrameResearch/SPO")
+@peer("spo", "SPO", "AIFrameResearch/SPO")
+def main(root, writer):
     writer.inputs("spo_trees", trees())
     writer.inputs("spo_tokens", tokens())
     score, edges = take(
@@ -136,8 +133,3 @@ def main():
         tolerance={"float32": 1e-4},
         note="where the probability is 0.9 or more, it trains nothing",
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

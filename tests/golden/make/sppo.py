@@ -1,11 +1,8 @@
-"""Writes tests/golden/estimators/sppo.*: the loss of uclaml/SPPO.
-
-python tests/golden/make/sppo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/sppo.*: the loss of uclaml/SPPO."""
 
 from types import SimpleNamespace
 
-from paper_code import start, take
+from paper_code import peer, take
 from preference_cases import pair_cases, pair_losses
 
 PATH = "sppo/trainer.py"
@@ -29,8 +26,8 @@ def loss(function, loss_type):
     return pair_losses(losses)
 
 
-def main():
-    root, writer = start("sppo", "SPPO", "uclaml/SPPO")
+@peer("sppo", "SPPO", "uclaml/SPPO")
+def main(root, writer):
     writer.inputs("pairs", pair_cases())
     (function,) = take(root / PATH, "sppo_loss")
     keys = {"sppo": "sppo", "sppo_single": "sppo", "sigmoid": "dpo", "ipo": "ipo"}
@@ -45,8 +42,3 @@ def main():
             tolerance={"float32": 1e-4},
             arguments={"loss_type": loss_type, "beta": 0.3} | smoothing,
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,14 @@
-"""Writes tests/golden/estimators/sppo_rates.*: win rates and pairs of uclaml/SPPO's script.
-
-python tests/golden/make/sppo_rates.py CHECKOUT COMMIT
-"""
+"""Writes estimators/sppo_rates.*: win rates and pairs of uclaml/SPPO's script."""
 
 import numpy as np
 import pandas as pd
-from paper_code import passage, start
+from paper_code import passage, peer
 
 PATH = "scripts/compute_prob.py"
 
 
-def main():
-    root, writer = start("sppo_rates", "SPPO", "uclaml/SPPO")
+@peer("sppo_rates", "SPPO", "uclaml/SPPO")
+def main(root, writer):
     rng = np.random.default_rng(82)
     writer.inputs("scores", {"random": {"scores": rng.normal(size=(6, 5)).astype(np.float32)}})
 
@@ -47,8 +44,3 @@ def main():
         }
 
     writer.add("rates", ["online_pref"], f"{PATH}: from_ranks, prepare_score", run, inputs="scores")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

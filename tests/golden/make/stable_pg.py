@@ -1,8 +1,6 @@
-"""Writes tests/golden/estimators/stable_pg.*: luckeciano/stable-pg-llm's curvatures of tokens.
+"""Writes estimators/stable_pg.*: luckeciano/stable-pg-llm's curvatures of tokens.
 
 In the cases of single scores, indexing replaces its lookup of Adam's moments by token.
-
-    python tests/golden/make/stable_pg.py CHECKOUT COMMIT
 """
 
 from types import SimpleNamespace
@@ -10,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from estimator_cases import RAGGED
-from paper_code import array, start, take
+from paper_code import array, peer, take
 
 TRAINER = "src/open_r1/grpo_entropy_trainer.py"
 ADAM = "src/open_r1/sparse_optim_models/sparse_adam_model.py"
@@ -173,8 +171,8 @@ def masks(root, symmetric):
     return compute
 
 
-def main():
-    root, writer = start("stable_pg", "stable-pg-llm", "luckeciano/stable-pg-llm")
+@peer("stable_pg", "stable-pg-llm", "luckeciano/stable-pg-llm")
+def main(root, writer):
     writer.inputs("hidden", hidden_cases())
     for name, adam in (("ascent", False), ("adam", True)):
         writer.add(
@@ -210,8 +208,3 @@ def main():
             inputs="scores",
             arguments={"hessian_token_mask_tau": 0.01, "fisher_token_mask_tau": 1e-4},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/swift_losses.*: ms-swift's losses and advantages of papers.
+"""Writes estimators/swift_losses.*: ms-swift's losses and advantages of papers.
 
     python tests/golden/make/swift_losses.py PACKAGE
 

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/torchtune.*: the losses of pairs of pytorch/torchtune.
+"""Writes estimators/torchtune.*: the losses of pairs of pytorch/torchtune.
 
 python tests/golden/make/torchtune.py CHECKOUT COMMIT
 
@@ -8,7 +8,7 @@ On our pairs, and on those of its own test of these losses.
 from types import SimpleNamespace
 
 import numpy as np
-from paper_code import start, take
+from paper_code import peer, take
 from preference_cases import pair_cases, pair_losses
 
 PATH = "torchtune/rlhf/loss/dpo.py"
@@ -31,8 +31,8 @@ def loss(function):
     return pair_losses(losses)
 
 
-def main():
-    root, writer = start("torchtune", "torchtune", "pytorch/torchtune")
+@peer("torchtune", "torchtune", "pytorch/torchtune")
+def main(root, writer):
     writer.inputs("pairs", pair_cases())
     writer.inputs("test", test_cases())
     _, dpo, rso = take(root / PATH, "PreferenceLoss", "DPOLoss", "RSOLoss")
@@ -50,8 +50,3 @@ def main():
                 inputs=inputs,
                 arguments=arguments,
             )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trinity.*: CHORD's loss in Trinity-RFT.
+"""Writes estimators/trinity.*: CHORD's loss in Trinity-RFT.
 
     python tests/golden/make/trinity.py PACKAGE
 

@@ -1,19 +1,16 @@
-"""Writes tests/golden/estimators/trinity_asymre.*: the advantages of AsymRE in Trinity-RFT.
-
-python tests/golden/make/trinity_asymre.py CHECKOUT COMMIT
-"""
+"""Writes estimators/trinity_asymre.*: the advantages of AsymRE in Trinity-RFT."""
 
 from types import SimpleNamespace
 
 import numpy as np
 from estimator_cases import load_inputs
-from paper_code import array, start, take, tensor
+from paper_code import array, peer, take, tensor
 
 PATH = "trinity/algorithm/advantage_fn/asymre_advantage.py"
 
 
-def main():
-    root, writer = start("trinity_asymre", "Trinity-RFT", "modelscope/Trinity-RFT")
+@peer("trinity_asymre", "Trinity-RFT", "modelscope/Trinity-RFT")
+def main(root, writer):
     (function,) = take(root / PATH, "calculate_group_advantage")
     shared = load_inputs("rewards")
     names = ("rewards", "where", "mask")
@@ -45,8 +42,3 @@ def main():
             inputs="groups",
             arguments={"baseline_shift": shift},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_advantages.*: TRL's advantages and importance weights.
+"""Writes estimators/trl_advantages.*: TRL's advantages and importance weights.
 
 Run from the repository root with a Python that has trl, transformers and torch:
 

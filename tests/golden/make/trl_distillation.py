@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_distillation.*: the losses of TRL's self-distillation.
+"""Writes estimators/trl_distillation.*: the losses of TRL's self-distillation.
 
 Run from the repository root with a Python that has trl, transformers and torch:
 

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_losses.*: TRL's loss types on the shared inputs.
+"""Writes estimators/trl_losses.*: TRL's loss types on the shared inputs.
 
 Run from the repository root with a Python that has trl, transformers and torch:
 

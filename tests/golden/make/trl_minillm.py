@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_minillm.*: MiniLLM's advantages, which TRL has no more.
+"""Writes estimators/trl_minillm.*: MiniLLM's advantages, which TRL has no more.
 
 Run from the repository root with a Python that has trl 1.13.0, transformers and torch:
 

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_pieces.*: overlong penalty, DFT loss, moving reference of TRL.
+"""Writes estimators/trl_pieces.*: overlong penalty, DFT loss, moving reference of TRL.
 
 Run from the repository root with a Python that has trl, transformers and torch:
 

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_preferences.*: TRL's losses of preferences.
+"""Writes estimators/trl_preferences.*: TRL's losses of preferences.
 
 Run from the repository root with a Python that has trl, transformers and torch:
 

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_prm.*: step marks and loss of TRL 1.13's PRM trainer.
+"""Writes estimators/trl_prm.*: step marks and loss of TRL 1.13's PRM trainer.
 
 Run from the repository root with a Python that has trl 1.13, transformers and torch; later versions
 have no such trainer:

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_reward.*: the loss of TRL's reward trainer.
+"""Writes estimators/trl_reward.*: the loss of TRL's reward trainer.
 
 Run from the repository root with a Python that has trl, transformers and torch:
 

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/trl_teachers.*: TRL's losses of learning from another model.
+"""Writes estimators/trl_teachers.*: TRL's losses of learning from another model.
 
 Run from the repository root with a Python that has trl, transformers and torch:
 

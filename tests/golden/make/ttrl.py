@@ -1,18 +1,15 @@
-"""Writes tests/golden/estimators/ttrl.*: PRIME-RL/TTRL's rewards of agreeing with the majority.
-
-python tests/golden/make/ttrl.py CHECKOUT COMMIT
-"""
+"""Writes estimators/ttrl.*: PRIME-RL/TTRL's rewards of agreeing with the majority."""
 
 from collections import Counter
 
 import numpy as np
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "verl/verl/utils/reward_score/ttrl/ttt_metrics.py"
 
 
-def main():
-    root, writer = start("ttrl", "TTRL", "PRIME-RL/TTRL")
+@peer("ttrl", "TTRL", "PRIME-RL/TTRL")
+def main(root, writer):
     answers = np.random.default_rng(14).integers(0, 4, (12, 7))
     writer.inputs("answers", {"random": {"answer_ids": answers}})
 
@@ -41,8 +38,3 @@ def main():
 
     name = f"{PATH}: test_time_train_metrics"
     writer.add("majority", ["ttrl_majority"], name, run, inputs="answers")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

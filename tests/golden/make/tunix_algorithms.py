@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/tunix_algorithms.*: tunix' algorithm core on the shared inputs.
+"""Writes estimators/tunix_algorithms.*: tunix' algorithm core on the shared inputs.
 
 Run from the repository root with a Python that has google-tunix and jax:
 

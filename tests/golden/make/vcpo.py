@@ -1,12 +1,9 @@
-"""Writes tests/golden/estimators/vcpo.*: mit-han-lab/vcpo's baseline and effective sample size.
-
-python tests/golden/make/vcpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/vcpo.*: mit-han-lab/vcpo's baseline and effective sample size."""
 
 from types import SimpleNamespace
 
 import numpy as np
-from paper_code import passage, start, take
+from paper_code import passage, peer, take
 
 UTILS = "recipe/fully_async_policy/staleness_utils.py"
 ACTOR = "verl/workers/actor/megatron_actor.py"
@@ -92,8 +89,8 @@ def effective(root):
     return compute
 
 
-def main():
-    root, writer = start("vcpo", "vcpo", "mit-han-lab/vcpo")
+@peer("vcpo", "vcpo", "mit-han-lab/vcpo")
+def main(root, writer):
     writer.inputs("records", records())
     for name, options in (
         ("baseline", {}),
@@ -116,8 +113,3 @@ def main():
         inputs="records",
         arguments={"base_ess_ratio": 0.9},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

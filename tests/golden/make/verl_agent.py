@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/verl_agent.*: langfengQ/verl-agent's GiGPO and HGPO.
+"""Writes estimators/verl_agent.*: langfengQ/verl-agent's GiGPO and HGPO.
 
 python tests/golden/make/verl_agent.py CHECKOUT COMMIT
 

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/verl_corrections.*: verl's corrections for another sampler.
+"""Writes estimators/verl_corrections.*: verl's corrections for another sampler.
 
 Run from the repository root with a Python that has verl, torch, tensordict, omegaconf and what they
 import:

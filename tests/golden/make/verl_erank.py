@@ -1,11 +1,8 @@
-"""Writes tests/golden/estimators/verl_erank.*: hf618/VERL's effective ranks and their differences.
-
-python tests/golden/make/verl_erank.py CHECKOUT COMMIT
-"""
+"""Writes estimators/verl_erank.*: hf618/VERL's effective ranks and their differences."""
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "verl/trainer/metrics_utils.py"
 NAMES = (
@@ -25,8 +22,8 @@ def hidden():
     return {"random": {"hidden": states, "mask": mask}}
 
 
-def main():
-    root, writer = start("verl_erank", "VERL", "hf618/VERL")
+@peer("verl_erank", "VERL", "hf618/VERL")
+def main(root, writer):
     writer.inputs("hidden", hidden())
     functions = take(root / PATH, *NAMES)
     rank, differences = functions[1], functions[3]
@@ -56,8 +53,3 @@ def main():
             arguments={"stride": stride, "max_seq_len": most},
             tolerance={"float32": 1e-3},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/verl_gvpo.*: the loss of GVPO in the authors' verl recipe.
-
-python tests/golden/make/verl_gvpo.py CHECKOUT COMMIT
-"""
+"""Writes estimators/verl_gvpo.*: the loss of GVPO in the authors' verl recipe."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import loss_of, spread, start, take, tensor, token_inputs
+from paper_code import loss_of, peer, spread, take, tensor, token_inputs
 
 CORE = "gvpo/gvpo_core_algos.py"
 NAME = "compute_policy_loss_gvpo"
@@ -15,8 +12,8 @@ CASES = ("ragged", "on_policy", "holes", "length_one", "bfloat16")
 REWARDS = np.array([[1, 0, 1, 0], [0.5, 0.5, 0.5, 0.5], [0, 0, 0, 1]], np.float32)
 
 
-def main():
-    root, writer = start("verl_gvpo", "verl-recipe", "verl-project/verl-recipe")
+@peer("verl_gvpo", "verl-recipe", "verl-project/verl-recipe")
+def main(root, writer):
     # One device has all groups, so there is nothing to gather.
     mesh = SimpleNamespace(_flatten=lambda: SimpleNamespace(get_group=lambda: None))
     distributed = SimpleNamespace(get_world_size=lambda group: 1)
@@ -52,8 +49,3 @@ def main():
             cases=CASES,
             arguments={"beta": beta, "n": 4},
         )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

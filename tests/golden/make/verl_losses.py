@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/verl_losses.*: verl's losses and terms on the shared inputs.
+"""Writes estimators/verl_losses.*: verl's losses and terms on the shared inputs.
 
 Run from the repository root with a Python that has verl, torch, tensordict, omegaconf and what they
 import:

@@ -1,4 +1,4 @@
-"""Writes tests/golden/estimators/verl_minibatch.*: minibatches of one batch, as verl trains them.
+"""Writes estimators/verl_minibatch.*: minibatches of one batch, as verl trains them.
 
 Run from the repository root with a Python that has verl, torch, tensordict, omegaconf and what they
 import:

@@ -1,13 +1,10 @@
-"""Writes tests/golden/estimators/verl_prime.*: PRIME's token rewards in the authors' verl recipe.
-
-python tests/golden/make/verl_prime.py CHECKOUT COMMIT
-"""
+"""Writes estimators/verl_prime.*: PRIME's token rewards in the authors' verl recipe."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from paper_code import array, passage, start, take, tensor
+from paper_code import array, passage, peer, take, tensor
 
 CORE, MODEL = "prime/prime_core_algos.py", "prime/prime_dp_rm.py"
 P, G, T = 3, 4, 6
@@ -37,8 +34,8 @@ def rollouts():
     return cases
 
 
-def main():
-    root, writer = start("verl_prime", "verl-recipe", "verl-project/verl-recipe")
+@peer("verl_prime", "verl-recipe", "verl-project/verl-recipe")
+def main(root, writer):
     writer.inputs("prime_rollouts", rollouts())
     # Ours whitens in a function of its own.
     whiten = SimpleNamespace(masked_whiten=lambda values, mask: values)
@@ -114,8 +111,3 @@ def main():
         inputs="prime_rollouts",
         arguments={"beta": 0.05},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
-"""Writes tests/golden/estimators/verl_recipe.*: FAPO's rewards and SPO's tracker in verl-recipe.
+"""Writes estimators/verl_recipe.*: FAPO's rewards and SPO's tracker in verl-recipe.
 
 It needs verl, whose parser of answers the rewards call.
-
-    python tests/golden/make/verl_recipe.py CHECKOUT COMMIT
 """
 
 import asyncio
@@ -12,7 +10,7 @@ import numpy as np
 import torch
 import verl_peer
 from estimator_cases import RAGGED, load_inputs
-from paper_code import array, passage, start, take
+from paper_code import array, passage, peer, take
 from verl.utils.reward_score import math_dapo
 
 GENRM, REASONING = "fapo/reward_fn_genrm.py", "fapo/reward_fn_reasoning.py"
@@ -135,8 +133,8 @@ def informative(path):
     return compute
 
 
-def main():
-    root, writer = start("verl_recipe", "verl-recipe", "verl-project/verl-recipe")
+@peer("verl_recipe", "verl-recipe", "verl-project/verl-recipe")
+def main(root, writer):
     rng = np.random.default_rng(17)
     predicted, truth = np.meshgrid(np.arange(-2, 6), np.arange(-1, 5))
     steps = {"predicted": predicted, "truth": truth, "steps": np.full_like(truth, 5)}
@@ -178,8 +176,3 @@ def main():
         inputs="rewards",
         cases=["full", "binary", "all_equal", "ragged", "singleton"],
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
-"""Writes tests/golden/estimators/vl_rethinker.*: how VL-Rethinker fills a batch without advantages.
+"""Writes estimators/vl_rethinker.*: how VL-Rethinker fills a batch without advantages.
 
 It is the draw of the selective sample buffer of Skywork R1V2, whose code is not public.
-
-    python tests/golden/make/vl_rethinker.py CHECKOUT COMMIT
 """
 
 import random
@@ -12,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "openrlhf/trainer/ppo_utils/replay_buffer.py"
 FRESH, STORED = 12, 6
@@ -58,8 +56,8 @@ def drawn(sampling):
     return compute
 
 
-def main():
-    root, writer = start("vl_rethinker", "VL-Rethinker", "TIGER-AI-Lab/VL-Rethinker")
+@peer("vl_rethinker", "VL-Rethinker", "TIGER-AI-Lab/VL-Rethinker")
+def main(root, writer):
     (sampling,) = take(
         root / PATH, "active_sampling", deque=deque, random=random, print=lambda *_: None
     )
@@ -80,8 +78,3 @@ def main():
         inputs="buffers",
         arguments={"do_filter": True, "do_ssr": True},
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

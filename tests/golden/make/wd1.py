@@ -1,20 +1,17 @@
-"""Writes tests/golden/estimators/wd1.*: xiaohangt/wd1's weighted likelihood of a group.
-
-python tests/golden/make/wd1.py CHECKOUT COMMIT
-"""
+"""Writes estimators/wd1.*: xiaohangt/wd1's weighted likelihood of a group."""
 
 from types import SimpleNamespace
 
 import numpy as np
 from denoisers import MASK_ID, batch_of, differentiated, rows, set_seed, trainer
-from paper_code import start, take
+from paper_code import peer, take
 
 PATH = "wd1/trainers/rev_grpo_trainer.py"
 METHODS = ("compute_loss", "forward_process", "get_logits", "_get_per_token_logps")
 
 
-def main():
-    root, writer = start("wd1", "wd1", "xiaohangt/wd1")
+@peer("wd1", "wd1", "xiaohangt/wd1")
+def main(root, writer):
     methods = take(root / PATH, *METHODS, set_seed=set_seed)
     rng = np.random.default_rng(44)
     writer.inputs("group", {name: rows(rng, 1, 6, 5) for name in ("one", "two")})
@@ -32,8 +29,3 @@ def main():
     writer.add(
         "loss", ["wd1"], f"{PATH}: RevDiffuGRPOTrainer.compute_loss", compute, inputs="group"
     )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

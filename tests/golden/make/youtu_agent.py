@@ -1,12 +1,9 @@
-"""Writes tests/golden/estimators/youtu_agent.*: operations on experiences in youtu-agent.
-
-python tests/golden/make/youtu_agent.py CHECKOUT COMMIT
-"""
+"""Writes estimators/youtu_agent.*: operations on experiences in youtu-agent."""
 
 import copy
 
 import numpy as np
-from paper_code import passage, start
+from paper_code import passage, peer
 
 PATH = "utu/practice/experience_updater.py"
 KINDS = ("ADD", "UPDATE", "DELETE")
@@ -43,8 +40,8 @@ def revised(path):
     return library
 
 
-def main():
-    root, writer = start("youtu_agent", "youtu-agent", "TencentCloudADP/youtu-agent")
+@peer("youtu_agent", "youtu-agent", "TencentCloudADP/youtu-agent")
+def main(root, writer):
     rng = np.random.default_rng(63)
     shape = (16, STEPS)
     plans = {
@@ -58,8 +55,3 @@ def main():
     writer.inputs("plans", {"random": plans})
     function = f"{PATH}: ExperienceUpdater._batch_update"
     writer.add("library", ["training_free_grpo"], function, revised(root / PATH), inputs="plans")
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
