@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from estimator_cases import Writer, load_inputs
+from torch_arrays import array, tensor
 
 NAMES = {
     "np": np,
@@ -88,20 +89,6 @@ def peer(name, package, repository, **facts):
         return add
 
     return run
-
-
-def tensor(case, x):
-    """An array with prompts and rollouts as one axis; masks as whole numbers."""
-    x = np.asarray(x)
-    x = x.reshape(-1, *x.shape[2:])
-    if x.dtype == bool:
-        return torch.from_numpy(x.astype(np.int64))
-    kind = torch.bfloat16 if case == "bfloat16" else torch.float32
-    return torch.from_numpy(np.array(x, np.float32)).to(kind)
-
-
-def array(x):
-    return x.detach().to(torch.float32).numpy()
 
 
 def outcome(function, *, needs=(), name_of_mask="response_mask", **options):
