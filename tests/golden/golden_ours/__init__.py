@@ -23,6 +23,12 @@ def tables() -> dict[str, Mapping[str, Ours]]:
     return found
 
 
+def graded(loss, x):
+    """A loss of `x` with its gradient."""
+    value, gradient = jax.value_and_grad(loss)(x)
+    return {"loss": value, "gradient": gradient}
+
+
 def spread(values, a):
     """Advantages as the peers give them: one a token, 0 where masked."""
     tokens = a["mask"] & a["where"][..., None]

@@ -1,11 +1,10 @@
 """Our functions against the numbers of AReaL's own code."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import far_from_old, far_from_reference, kl, loss, twenty
+from golden_ours import far_from_old, far_from_reference, graded, kl, loss, twenty
 from jaxrl_llm import advantages, aggregate, corrections, rewards, surrogates
 from jaxrl_llm.core import bind
 
@@ -55,8 +54,7 @@ def value_loss(a):
         each = surrogates.value_loss(values, a["old_logp"], a["token_advantages"], a["mask"])
         return aggregate.weighted_sum(each, token_mean(a["mask"]))
 
-    value, gradient = jax.value_and_grad(total)(a["logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(total, a["logp"])
 
 
 def of_group(function, **options):

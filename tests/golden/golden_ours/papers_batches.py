@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import advantage
+from golden_ours import advantage, graded
 from jaxrl_llm import advantages, aggregate, corrections, curation, regularizers, surrogates
 
 
@@ -99,8 +99,7 @@ def gpg(scale):
             each = surrogates.reinforce(logp, None, values, a["mask"])
             return aggregate.weighted_sum(each, weight)
 
-        loss, gradient = jax.value_and_grad(total)(a["old_logp"])
-        return {"loss": loss, "gradient": gradient}
+        return graded(total, a["old_logp"])
 
     return Ours(run)
 

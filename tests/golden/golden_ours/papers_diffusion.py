@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from golden_data import Ours
 
+from golden_ours import graded
 from jaxrl_llm import aggregate, diffusion, regularizers, surrogates
 
 token_mean, sequence_mean = aggregate.token_mean, aggregate.sequence_mean
@@ -13,8 +14,7 @@ def differentiated(total):
     """The value of a loss of the inputs and its gradient in ``logp``."""
 
     def run(a):
-        value, gradient = jax.value_and_grad(lambda logp: total(a, logp))(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(lambda logp: total(a, logp), a["logp"])
 
     return run
 
@@ -118,8 +118,7 @@ def nft(beta):
             each += diffusion.flow_mse(v, first, mask, coef=0.01, reduce="mean")
             return each.mean()
 
-        value, gradient = jax.value_and_grad(loss)(a["velocity"])
-        return {"loss": value, "gradient": gradient}
+        return graded(loss, a["velocity"])
 
     return run
 

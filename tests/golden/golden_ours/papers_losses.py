@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import far_from_old, replaced, spread
+from golden_ours import far_from_old, graded, replaced, spread
 from jaxrl_llm import advantages, aggregate, curation, rewards, surrogates
 
 token_mean, sequence_mean = aggregate.token_mean, aggregate.sequence_mean
@@ -27,8 +27,7 @@ def loss(surrogate, weights, *names, **options):
             each = surrogate(logp, a["old_logp"], a["advantages"], a["mask"], **given)
             return aggregate.weighted_sum(each, weight)
 
-        value, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["logp"])
 
     return run
 
@@ -41,8 +40,7 @@ def gvpo(beta):
             each = surrogates.gvpo(logp, a["old_logp"], centered, a["mask"], beta=beta)
             return len(each) * aggregate.weighted_sum(each, weight)  # theirs adds up the groups
 
-        value, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["logp"])
 
     return run
 
@@ -60,8 +58,7 @@ def drpo(tau=10.0, lam=0.1, beta=0.0, estimator="k1"):
             coef = jax.lax.stop_gradient(surrogates.kl_barrier(kl, beta=beta))
             return aggregate.weighted_sum(each, weight) + coef * kl
 
-        value, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["logp"])
 
     def logarithm(inputs, theirs):
         """Theirs has tau where we have tau times a logarithm of the wrong answers' mean."""
@@ -136,8 +133,7 @@ def sdpo(**options):
             each = surrogates.sdpo(*rows, student_logp=student, **given)
             return aggregate.weighted_sum(each, weight)
 
-        value, gradient = jax.value_and_grad(total)(a["student_logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["student_logp"])
 
     return Ours(run)
 
@@ -151,8 +147,7 @@ def sdpo_sampled(**options):
             rows = (logp, a["old_logp"], a["logp"][..., 0], a["mask"])
             return aggregate.weighted_sum(surrogates.sdpo_sampled(*rows, **given), weight)
 
-        value, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["logp"])
 
     return Ours(run)
 

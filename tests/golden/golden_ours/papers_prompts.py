@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Ours
 
+from golden_ours import graded
 from jaxrl_llm import aggregate, curation, surrogates
 
 
@@ -65,8 +66,7 @@ def replay_clip(a):
         each = surrogates.decoupled_ppo(logp, *rest, behavior_logp=a["behavior_logp"])
         return aggregate.weighted_sum(each, aggregate.token_mean(a["mask"]))
 
-    value, gradient = jax.value_and_grad(total)(a["logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(total, a["logp"])
 
 
 def adversary(*, by_share=False, **options):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
+from golden_ours import graded
 from jaxrl_llm import (
     advantages,
     aggregate,
@@ -59,8 +60,7 @@ def hapo(dual_clip):
             )
             return aggregate.weighted_sum(tokens, aggregate.token_mean(a["mask"]))
 
-        value, gradient = jax.value_and_grad(loss)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(loss, a["logp"])
 
     return Ours(run)
 
@@ -149,8 +149,7 @@ def cgpo_loss(recipe, *, answers, differences):
             extras={"satisfied": a["satisfied"], "imitated": a["imitated"]},
         )
         prepared, _ = recipe.prepare(batch, recipe.init())
-        loss, gradient = jax.value_and_grad(lambda logp: recipe.loss(logp, prepared))(a["logp"])
-        return {"loss": loss, "gradient": gradient}
+        return graded(lambda logp: recipe.loss(logp, prepared), a["logp"])
 
     return Ours(run, differences)
 
@@ -330,8 +329,7 @@ def outcome_loss(a):
     def loss(prm_logp):
         return preferences.outcome_cross_entropy(prm_logp, a["ref_logp"], a["mask"], a["rewards"])
 
-    value, gradient = jax.value_and_grad(loss)(a["prm_logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(loss, a["prm_logp"])
 
 
 def majority(a):
@@ -369,8 +367,7 @@ def swarm_loss(a):
         each = surrogates.ppo_clip(logp, *rest, **options)
         return aggregate.weighted_sum(each, aggregate.token_mean(a["mask"]))
 
-    value, gradient = jax.value_and_grad(loss)(a["logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(loss, a["logp"])
 
 
 class Ticks:

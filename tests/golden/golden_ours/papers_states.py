@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from golden_data import Ours
 
+from golden_ours import graded
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 
 
@@ -82,8 +83,7 @@ def policy(bound=jnp.inf):
             )
             return aggregate.weighted_sum(each, weight)
 
-        loss, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": loss, "gradient": gradient}
+        return graded(total, a["logp"])
 
     return Ours(run)
 
@@ -95,8 +95,7 @@ def critic(a):
         each = surrogates.value_loss(values, a["old_values"], a["returns"], a["mask"])
         return aggregate.weighted_sum(each, weight)
 
-    loss, gradient = jax.value_and_grad(total)(a["values"])
-    return {"loss": loss, "gradient": gradient}
+    return graded(total, a["values"])
 
 
 def tracker(a):

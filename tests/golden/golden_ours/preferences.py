@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from golden_data import Ours
 
+from golden_ours import graded
 from jaxrl_llm import preferences
 from jaxrl_llm.core import bind, call_with
 
@@ -47,8 +48,7 @@ def of_responses(loss):
     """`loss(tokens, a)`, one number a response, as a mean."""
 
     def run(a):
-        value, gradient = jax.value_and_grad(lambda tokens: loss(tokens, a).mean())(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(lambda tokens: loss(tokens, a).mean(), a["logp"])
 
     return Ours(run)
 
@@ -140,8 +140,7 @@ def desensitized(a):
     def total(tokens):
         return preferences.dpo(*of_both(tokens), *of_both(a["ref_logp"]), beta=0.3).mean()
 
-    value, gradient = jax.value_and_grad(total)(a["logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(total, a["logp"])
 
 
 def weighted(a):
@@ -153,8 +152,7 @@ def weighted(a):
         logp, ref = sums(tokens, a["mask"]), sums(a["ref_logp"], a["mask"])
         return (preferences.dpo(*logp, *ref, beta=0.3) * weights[0] * weights[1]).mean()
 
-    value, gradient = jax.value_and_grad(total)(a["logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(total, a["logp"])
 
 
 def at(beta, function, **options):
@@ -180,8 +178,7 @@ def orpo(a):
         options = {"chosen_lengths": lengths[0], "rejected_lengths": lengths[1]}
         return preferences.orpo(*logp, beta=0.3, chosen_nll=nll, **options).mean()
 
-    value, gradient = jax.value_and_grad(total)(a["logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(total, a["logp"])
 
 
 inpo = of_pairs(

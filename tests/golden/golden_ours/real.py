@@ -1,8 +1,8 @@
 """Our loss of REAL against the authors' own code."""
 
-import jax
 from golden_data import Ours
 
+from golden_ours import graded
 from jaxrl_llm import advantages, aggregate, surrogates
 
 
@@ -15,8 +15,7 @@ def real(**options):
             each = surrogates.real(logp, a["old_logp"], sides, mask, **options)
             return aggregate.weighted_sum(each, weight)
 
-        value, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["logp"])
 
     return run
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
+from golden_ours import graded
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 
 token_mean = aggregate.token_mean
@@ -17,8 +18,7 @@ def of_tokens(each):
         def total(x):
             return aggregate.weighted_sum(each(x, a), token_mean(a["mask"]))
 
-        value, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["logp"])
 
     return run
 

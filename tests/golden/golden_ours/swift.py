@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from golden_data import Ours
 
-from golden_ours import loss
+from golden_ours import graded, loss
 from jaxrl_llm import advantages, aggregate, surrogates
 
 
@@ -16,8 +16,7 @@ def dft(a):
         logp = jnp.take_along_axis(logp, targets[..., None], -1)[..., 0]
         return surrogates.dft(logp, None, ones, ones > 0).mean()
 
-    value, gradient = jax.value_and_grad(total)(a["logits"])
-    return {"loss": value, "gradient": gradient}
+    return graded(total, a["logits"])
 
 
 def rlsd(**options):

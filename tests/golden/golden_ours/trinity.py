@@ -1,8 +1,8 @@
 """Our CHORD, loss, weighting and schedule, against Trinity-RFT's own code."""
 
-import jax
 from golden_data import Ours
 
+from golden_ours import graded
 from jaxrl_llm import aggregate, curation, surrogates
 
 SCHEDULE = {"peak": 0.9, "valley": 0.05, "warmup": 4, "decay": 10}
@@ -18,8 +18,7 @@ def chord(step, *, phi=True, **schedule):
             each = surrogates.chord(*inputs, steered=a["steered"], phi=phi, dual_clip=3.0)
             return aggregate.weighted_sum(each, weight)
 
-        value, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["logp"])
 
     return Ours(run)
 

@@ -8,6 +8,7 @@ from golden_ours import (
     aggregation,
     entropy,
     far_from_reference,
+    graded,
     k3_of_twenty,
     kl,
     loss,
@@ -46,8 +47,7 @@ def value_loss(a):
         each = surrogates.value_loss(values, a["old_logp"], a["token_advantages"], a["mask"])
         return aggregate.weighted_sum(each, token_mean(a["mask"]))
 
-    value, gradient = jax.value_and_grad(total)(a["logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(total, a["logp"])
 
 
 def with_kl(a):

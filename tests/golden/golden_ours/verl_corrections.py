@@ -1,9 +1,8 @@
 """Our corrections for another sampler against the numbers of verl's own code."""
 
-import jax
 from golden_data import Difference, Ours
 
-from golden_ours import replaced
+from golden_ours import graded, replaced
 from jaxrl_llm import aggregate, corrections, diagnostics, surrogates
 from jaxrl_llm.core import bind
 
@@ -63,8 +62,7 @@ def bypass(level):
             each = surrogates.reinforce(logp, None, a["token_advantages"], a["mask"], weight=weight)
             return aggregate.weighted_sum(each, token_mean(a["mask"]))
 
-        value, gradient = jax.value_and_grad(total)(a["logp"])
-        return {"loss": value, "gradient": gradient}
+        return graded(total, a["logp"])
 
     return run
 

@@ -11,6 +11,7 @@ from golden_ours import (
     empty_rows_count,
     entropy,
     far_from_reference,
+    graded,
     kl,
     loss,
     replaced,
@@ -122,8 +123,7 @@ def value_loss(a):
         each = surrogates.value_loss(values, a["old_logp"], a["token_advantages"], a["mask"])
         return aggregate.weighted_sum(each, weight)
 
-    value, gradient = jax.value_and_grad(total)(a["logp"])
-    return {"loss": value, "gradient": gradient}
+    return graded(total, a["logp"])
 
 
 def adaptive_kl(a):
