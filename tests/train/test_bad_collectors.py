@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from rows import for_each
 from test_resumed_collectors import first_is_low
 from tiny_run import CONFIG, low_bytes, tiny_run
 
@@ -126,9 +127,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n != "negative" else []) for n in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.of_many
+@pytest.mark.parametrize("name", CASES)
 def test_a_run_ends_with_a_sentence_and_its_state(tmp_path, name):
     collector, reward, message = CASES[name]
     config = tiny_run(
@@ -149,7 +150,7 @@ def never():
     pytest.fail("the model was loaded")
 
 
-@pytest.mark.parametrize("recipe", ["rollout_replay", "sapo_swarm"])
+@for_each("recipe", ["rollout_replay", "sapo_swarm"])
 def test_stored_responses_are_no_episodes(tmp_path, recipe):
     """Said by the configuration, and not when the first of them is brought."""
     with pytest.raises(ValueError, match="without the turns of an episode; use another recipe"):
@@ -160,7 +161,7 @@ def everything(mask):
     return np.ones(len(mask), bool)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "recipe",
     [
         *("april", "t_ppo", "vineppo", "scope", "spo_tree", "spo_chain", "arrol"),
@@ -181,7 +182,7 @@ def test_an_environment_plays_whole_turns(tmp_path, recipe):
         tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "env", "told"),
     [
         ("mopps", NumberGuess(high=3, turns=3), r"in \[0, 1\], but NumberGuess.* from 0 to 1.25"),
@@ -204,7 +205,7 @@ def test_a_reward_that_states_other_values_is_refused(tmp_path):
     tiny_run(tmp_path, recipe="mopps", reward=jr.core.traits(reward_range=(0.0, 1.0))(low_bytes))
 
 
-@pytest.mark.parametrize("recipe", ["scaf_grpo", "nurl", "xrpo", "training_free_grpo", "masa"])
+@for_each("recipe", ["scaf_grpo", "nurl", "xrpo", "training_free_grpo", "masa"])
 def test_an_environment_takes_no_messages(tmp_path, recipe):
     """A collector may send the first one only late, after which no resume can go on."""
     with pytest.raises(ValueError, match="sends messages .* use another recipe") as error:
@@ -212,7 +213,7 @@ def test_an_environment_takes_no_messages(tmp_path, recipe):
     assert str(error.value).startswith("config: ") and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "collector",
     [
         curation.demonstrations(when="failed"),
@@ -264,7 +265,7 @@ def test_a_share_of_a_batch_is_at_least_one_group(tmp_path):
         check_data(tiny_run(tmp_path, recipe=recipe), recipe, [Prompt("q", id="q")])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("collector", "size", "least"),
     [
         (curation.judged(), 3, 4),

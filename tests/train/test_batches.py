@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import make_batch
+from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -36,6 +37,7 @@ from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
+@pytest.mark.slow
 def test_metrics_of_unequal_minibatches_are_those_of_the_batch():
     """The mean over all rollouts, groups, responses, tokens or pairs, not over the minibatches."""
     recipe, batch = jr.recipes.brain(), make_batch(prompts=4, group=8)
@@ -101,7 +103,7 @@ def batch_of(lengths, size):
 SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lengths", "packing", "cells", "tokens"),
     [
         (SKEWED, "auto", 32, 20),
@@ -280,6 +282,7 @@ def test_a_packed_step_is_the_padded_step():
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 8])
 def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches):
@@ -300,6 +303,7 @@ def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_a_budget_of_cells_chooses_the_number_of_microbatches(minibatches):
@@ -415,13 +419,15 @@ def test_microbatches_without_a_token_that_trains_are_not_computed():
     assert len(computed) == 2 and float(jnp.abs(nothing[2]).sum()) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     ("sizes", "steps", "done"),
     [
         (None, 18, 0),
-        pytest.param((2, 1, 1), 18, 0, marks=pytest.mark.slow),
+        ((2, 1, 1), 18, 0),
         (None, 16, 0),
-        pytest.param(None, 18, 2, marks=pytest.mark.slow),
+        (None, 18, 2),
     ],
 )
 def test_smaller_rows_are_compiled_before_they_come(sizes, steps, done, monkeypatch):

@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
@@ -20,6 +21,7 @@ from jaxrl_llm.train import (
     TrainingError,
     train,
 )
+from jaxrl_llm.train.rollouts import _next_state
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -33,6 +35,21 @@ def first_is_low(prompt, completion, metadata):
 
 def never(prompt, completion, metadata):
     return 0.0
+
+
+def after_the_first_step(config, folder):
+    """The run again, in a copy of its folder, from the checkpoint of its first step."""
+    shutil.copytree(config.run_dir, folder)
+    for step in range(2, config.steps + 1):
+        shutil.rmtree(folder / "checkpoints" / f"step_{step:08d}")
+    return train(dataclasses.replace(config, run_dir=str(folder)), resume=True)
+
+
+def assert_same_run(again, whole):
+    assert_same(again.state, whole.state)
+    assert again.state.data_cursor == whole.state.data_cursor
+    states = again.state.collector_state, whole.state.collector_state
+    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 DAPO = jr.recipes.dapo(max_rounds=6)
@@ -57,6 +74,7 @@ def runs(tmp_path_factory):
     }
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "slots", "ahead"])
 def test_dapo_trains_on_groups_that_differ_alone(runs, name):
@@ -87,6 +105,7 @@ def test_dapo_compares_a_component_of_the_reward(tmp_path):
     assert sum(row["groups_sampled"] for row in result.history) > 8
 
 
+@pytest.mark.slow
 def test_rounds_and_slots_collect_the_same_groups(runs):
     (_, rounds), (_, slots) = runs["rounds"], runs["slots"]
     for name in ("groups_sampled", "sampled_reward", "length"):
@@ -94,15 +113,12 @@ def test_rounds_and_slots_collect_the_same_groups(runs):
     assert rounds.history[0]["loss"] == pytest.approx(slots.history[0]["loss"], abs=1e-5)
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "slots"])
 def test_resume_is_exact_in_the_middle_of_an_epoch(runs, name, tmp_path):
     config, whole = runs[name]
-    shutil.copytree(config.run_dir, tmp_path / "run")
-    for step in (2, 3):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
-    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
-    assert_same(again.state, whole.state)
-    assert again.state.data_cursor == whole.state.data_cursor
+    assert_same_run(after_the_first_step(config, tmp_path / "run"), whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,18 +160,27 @@ class Counted:
         return jr.curation.in_order().observe((), collection)[0], self.after
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("after", "message"),
     [
         ({"last": np.zeros(3, np.float32)}, r"'last' changed from float64\[3\] to float32\[3\]"),
         ({"last": np.zeros(2)}, r"'last' changed from float64\[3\] to float64\[2\]"),
         ({"other": np.zeros(3)}, r"'last' changed from float64\[3\] to None"),
+        ([np.zeros(3)], "changed from float64"),
     ],
 )
-def test_a_collector_whose_state_no_checkpoint_could_restore_ends_the_run(tmp_path, after, message):
-    collector = Counted({"last": np.zeros(3)}, after)
+def test_a_state_that_no_checkpoint_could_restore_is_refused(after, message):
+    before = {"last": np.zeros(3)}
+    np.testing.assert_array_equal(_next_state("c", np.int64(0), 3), 3)
+    with pytest.raises(ValueError, match=f"collector 'c': its state must keep .*{message}"):
+        _next_state("c", before, after)
+
+
+@pytest.mark.slow
+def test_a_collector_whose_state_no_checkpoint_could_restore_ends_the_run(tmp_path):
+    collector = Counted({"last": np.zeros(3)}, {"last": np.zeros(2)})
     recipe = jr.recipes.grpo().replace(name="counted", collector=collector)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"'last' changed from float64\[3\] to float64\[2\]"):
         train(tiny_run(tmp_path, recipe=recipe, steps=2))
 
 
@@ -168,11 +193,12 @@ def test_a_collector_may_return_plain_numbers(tmp_path):
     assert train(dataclasses.replace(config, steps=3), resume=True).state.step == 3
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_state_of_a_collector_is_saved_with_the_run(tmp_path, staleness):
     config = tiny_run(
-        tmp_path,
+        tmp_path / "whole",
         recipe=jr.recipes.grpo().replace(name="least", collector=LeastAsked()),
         steps=4,
         checkpoint=CheckpointConfig(every=1, keep=4),
@@ -182,13 +208,10 @@ def test_the_state_of_a_collector_is_saved_with_the_run(tmp_path, staleness):
     state = whole.state.collector_state
     assert sorted(state["count"].tolist()) == [1] * 4 + [2] * 6 and (state["mean"] > 0).any()
     assert whole.state.data_cursor == (0, 0)  # no prompt was taken in order
-    for step in (2, 3, 4):
-        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}")
-    again = train(config, resume=True)
+    again = after_the_first_step(config, tmp_path / "again")
     np.testing.assert_array_equal(again.state.collector_state["count"], state["count"])
     if not staleness:
-        assert_same(again.state, whole.state)
-        jax.tree.map(np.testing.assert_array_equal, again.state.collector_state, state)
+        assert_same_run(again, whole)
 
 
 def test_a_batch_without_signal_makes_no_update_and_says_so(tmp_path):
@@ -213,6 +236,7 @@ def test_a_batch_without_signal_makes_no_update_and_says_so(tmp_path):
     assert (tmp_path / "checkpoints" / "step_00000003").is_dir()
 
 
+@pytest.mark.slow
 def test_a_reference_is_replaced_at_its_step_also_if_that_has_no_signal(tmp_path):
     asked = []
 
@@ -245,6 +269,7 @@ def test_evaluations_between_batches_without_signal_do_not_count_as_signal(tmp_p
         train(config)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_collector_is_refused(tmp_path):
     recipe = jr.recipes.grpo().replace(name="least", collector=LeastAsked())
     config = tiny_run(tmp_path, recipe=recipe, steps=1)
@@ -327,6 +352,7 @@ def guided(request, tmp_path_factory):
     return config, train(config)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("guided", ["rounds", "slots", "ahead"], indirect=True)
 def test_hints_and_demonstrations_train_with_what_was_sampled(guided):
@@ -341,20 +367,14 @@ def test_hints_and_demonstrations_train_with_what_was_sampled(guided):
 
 
 # Ahead of the training, which weights sample depends on timing.
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "guided", ["rounds", pytest.param("slots", marks=pytest.mark.slow)], indirect=True
 )
 def test_a_run_with_mixed_requests_resumes_exactly(guided, tmp_path):
     config, whole = guided
-    shutil.copytree(config.run_dir, tmp_path / "run")
-    for step in (2, 3):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
-    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
-    assert_same(again.state, whole.state)
-    jax.tree.map(
-        np.testing.assert_array_equal, again.state.collector_state, whole.state.collector_state
-    )
+    assert_same_run(after_the_first_step(config, tmp_path / "run"), whole)
 
 
 def test_room_for_texts_that_nobody_sends_has_no_effect(tmp_path):
@@ -363,6 +383,7 @@ def test_room_for_texts_that_nobody_sends_has_no_effect(tmp_path):
         train(tiny_run(tmp_path, sampling=sampling))
 
 
+@pytest.mark.slow
 def test_a_text_longer_than_the_room_is_one_sentence(tmp_path):
     recipe = jr.recipes.grpo().replace(name="guided", collector=Guided())
     sampling = dataclasses.replace(SLOTS, prompt_length=5)
@@ -370,7 +391,7 @@ def test_a_text_longer_than_the_room_is_one_sentence(tmp_path):
         train(tiny_run(tmp_path, recipe=recipe, sampling=sampling))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("length", "message"),
     [
         (1, r"prompt_length is 1, but the longest prompt of the data has \d tokens"),
@@ -384,6 +405,7 @@ def test_a_room_that_the_run_could_not_have_is_refused(tmp_path, length, message
         train(tiny_run(tmp_path, recipe=recipe, sampling=sampling))
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_population_answers_the_prompts_that_a_collector_chooses(tmp_path, shared):
@@ -392,7 +414,7 @@ def test_a_population_answers_the_prompts_that_a_collector_chooses(tmp_path, sha
     if not shared:
         recipe = recipe.replace(shared=False, fitness=jr.evolution.zscore)
     config = tiny_run(
-        tmp_path,
+        tmp_path / "whole",
         recipe=recipe,
         reward=first_is_low,
         steps=3,
@@ -400,17 +422,15 @@ def test_a_population_answers_the_prompts_that_a_collector_chooses(tmp_path, sha
         checkpoint=CheckpointConfig(every=1, keep=3),
     )
     whole = train(config)
+    assert whole.interrupted is None
     belief = whole.state.collector_state
     # Four prompts of two members in each of three steps.
     assert (belief.alpha + belief.beta - 2).sum() == 4 * 2 * 3
     assert whole.state.data_cursor == (0, 0)
-    for step in (2, 3):
-        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}")
-    again = train(config, resume=True)
-    assert_same(again.state, whole.state)
-    jax.tree.map(np.testing.assert_array_equal, again.state.collector_state, belief)
+    assert_same_run(after_the_first_step(config, tmp_path / "again"), whole)
 
 
+@pytest.mark.slow
 def test_a_population_answers_once(tmp_path):
     refill = jr.curation.refill(jr.curation.informative_groups)
     recipe = jr.recipes.eggroll(sigma=0.05).replace(collector=refill)
@@ -439,11 +459,12 @@ def early_model():
     return *jr.testing.tiny_model(num_layers=1), EndsEarly()
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_unfinished_responses_go_on_in_the_next_batch(tmp_path, staleness):
     config = tiny_run(
-        tmp_path,
+        tmp_path / "whole",
         model=early_model,
         recipe=jr.recipes.april(segments=4),
         steps=4,
@@ -466,10 +487,4 @@ def test_unfinished_responses_go_on_in_the_next_batch(tmp_path, staleness):
     assert all(np.isfinite(row["loss"]) and row["skipped"] == 0 for row in rows)
     if staleness:
         return
-    for step in (2, 3, 4):
-        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}")
-    again = train(config, resume=True)
-    assert_same(again.state, whole.state)
-    jax.tree.map(
-        np.testing.assert_array_equal, again.state.collector_state, whole.state.collector_state
-    )
+    assert_same_run(after_the_first_step(config, tmp_path / "again"), whole)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rows import for_each
 from tiny_run import CONFIG
 
 import jaxrl_llm as jr
@@ -41,118 +42,128 @@ batch_reward.patience = 60.0
 OFFLINE = {"recipe": "dpo", "reward": None}  # of a run that samples nothing
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        (DataConfig, {"prompts": "gym:x", "held_out": 1.0}, "held_out must be a share below 1"),
-        (DataConfig, {"prompts": "a.jsonl", "evaluation": "b.jsonl"}, "held_out has no effect"),
-        (DataConfig, {"prompts": "a.jsonl", "chat": False, "system": "hi"}, "system has no effect"),
-        (SamplingConfig, {"group_size": 0}, "group_size must be above 0"),
-        (SamplingConfig, {"temperature": 0.0}, "temperature must be above 0"),
+def rows_of(table):
+    return [(kind, *row) for kind, rows in table.items() for row in rows]
+
+
+REFUSED = {
+    DataConfig: [
+        ({"prompts": "gym:x", "held_out": 1.0}, "held_out must be a share below 1"),
+        ({"prompts": "a.jsonl", "evaluation": "b.jsonl"}, "held_out has no effect"),
+        ({"prompts": "a.jsonl", "chat": False, "system": "hi"}, "system has no effect"),
+        ({"prompts": "a.jsonl", "seed": -1}, "seed must not be negative; got -1"),
+    ],
+    SamplingConfig: [
+        ({"group_size": 0}, "group_size must be above 0"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"temperature": float("inf")}, "temperature must be finite and at most 3.* got inf"),
+        ({"temperature": 1e39}, r"temperature must be finite .* got 1e\+39"),
+        ({"max_new_tokens": 10**400}, "max_new_tokens must be finite and at most 4294967295"),
+        ({"top_p": 1.0}, "top_p must be below 1"),
+        ({"top_k": 0}, "top_k must be above 0"),
+    ],
+    OptimizerConfig: [
+        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+        ({"b2": 1.0}, "b2 must be below 1"),
+        ({"warmup_steps": -1}, "warmup_steps must not be negative"),
+        ({"decay_steps": 0}, "decay_steps must be above 0; got 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be finite .* got nan"),
+        ({"name": "adam"}, "name must be one of .* Did you mean 'adamw'"),
+        ({"name": "sgd", "b1": 1.0}, "b1 must be below 1; got 1"),
+        ({"name": "sgd", "b2": 0.99}, "b2 has no effect with sgd"),
+        ({"name": "sgd", "eps": 1e-6}, "eps has no effect with sgd"),
         (
-            SamplingConfig,
-            {"temperature": float("inf")},
-            "temperature must be finite and at most 3.* got inf",
-        ),
-        (SamplingConfig, {"temperature": 1e39}, r"temperature must be finite .* got 1e\+39"),
-        (
-            SamplingConfig,
-            {"max_new_tokens": 10**400},
-            "max_new_tokens must be finite and at most 4294967295",
-        ),
-        (SamplingConfig, {"top_p": 1.0}, "top_p must be below 1"),
-        (SamplingConfig, {"top_k": 0}, "top_k must be above 0"),
-        (OptimizerConfig, {"learning_rate": 0.0}, "learning_rate must be above 0"),
-        (OptimizerConfig, {"b2": 1.0}, "b2 must be below 1"),
-        (OptimizerConfig, {"warmup_steps": -1}, "warmup_steps must not be negative"),
-        (OptimizerConfig, {"decay_steps": 0}, "decay_steps must be above 0; got 0"),
-        (LoRAConfig, {"rank": 4, "alpha": float("inf")}, "lora: alpha must be finite .*got inf"),
-        (LoRAConfig, {"rank": 4, "seed": 2**64}, "lora: seed must be finite and at most"),
-        (ReportConfig, {"profile": (1, 2**40)}, "report: profile must be finite"),
-        (
-            OptimizerConfig,
-            {"learning_rate": float("nan")},
-            "learning_rate must be finite .* got nan",
-        ),
-        (DataConfig, {"prompts": "a.jsonl", "seed": -1}, "seed must not be negative; got -1"),
-        (OptimizerConfig, {"name": "adam"}, "name must be one of .* Did you mean 'adamw'"),
-        (OptimizerConfig, {"name": "sgd", "b1": 1.0}, "b1 must be below 1; got 1"),
-        (OptimizerConfig, {"name": "sgd", "b2": 0.99}, "b2 has no effect with sgd"),
-        (OptimizerConfig, {"name": "sgd", "eps": 1e-6}, "eps has no effect with sgd"),
-        (
-            OptimizerConfig,
             {"name": "sgd", "b1": 0.0, "moment_dtype": "bfloat16"},
             "moment_dtype has no effect without momentum",
         ),
-        (MeshConfig, {"data": 0}, "data must be above 0"),
-        (MeshConfig, {"data": -1, "fsdp": -1}, "only one mesh axis may be -1"),
-        (CheckpointConfig, {"keep": 0}, "keep must be above 0"),
-        (CheckpointConfig, {"every": 0, "best": "reward"}, "best has no effect if only the la"),
-        (CheckpointConfig, {"best": "loss"}, "checkpoint: best must be one of"),
-        (EvaluationConfig, {"enabled": False, "every": 2}, "no effect if not enabled"),
-        (EvaluationConfig, {"samples": 0}, "samples must be above 0"),
-        (ReportConfig, {"sinks": ("tensorbord",)}, "Did you mean 'tensorboard'"),
-        (ReportConfig, {"sinks": ("wandb", "wandb")}, "sinks has duplicates"),
-        (ReportConfig, {"profile": (0,)}, "profile must be above 0"),
-        (ReportConfig, {"peak_flops": 0.0}, "peak_flops must be above 0"),
+    ],
+    LoRAConfig: [
+        ({"rank": 4, "alpha": float("inf")}, "lora: alpha must be finite .*got inf"),
+        ({"rank": 4, "seed": 2**64}, "lora: seed must be finite and at most"),
+        ({"alpha": 8.0}, "lora: alpha has no effect without a rank"),
+        ({"targets": ("q",)}, "lora: targets has no effect without a rank"),
+        ({"seed": 3}, "lora: seed has no effect without a rank"),
+        ({"rank": 0}, "lora: rank must be"),
+        ({"rank": 4, "alpha": 0.0}, "lora: alpha must be"),
+        ({"rank": 4, "targets": ()}, "lora: targets must be a tuple of rules"),
+        ({"rank": 4, "targets": "mlp"}, "lora: targets must be a tuple of rules"),
+        ({"rank": 4, "targets": ("mlp(",)}, r"'mlp\(' in targets is not a regular expression"),
+    ],
+    ReportConfig: [
+        ({"profile": (1, 2**40)}, "report: profile must be finite"),
+        ({"sinks": ("tensorbord",)}, "Did you mean 'tensorboard'"),
+        ({"sinks": ("wandb", "wandb")}, "sinks has duplicates"),
+        ({"profile": (0,)}, "profile must be above 0"),
+        ({"peak_flops": 0.0}, "peak_flops must be above 0"),
+    ],
+    MeshConfig: [
+        ({"data": 0}, "data must be above 0"),
+        ({"data": -1, "fsdp": -1}, "only one mesh axis may be -1"),
+    ],
+    CheckpointConfig: [
+        ({"keep": 0}, "keep must be above 0"),
+        ({"every": 0, "best": "reward"}, "best has no effect if only the la"),
+        ({"best": "loss"}, "checkpoint: best must be one of"),
+    ],
+    EvaluationConfig: [
+        ({"enabled": False, "every": 2}, "no effect if not enabled"),
+        ({"samples": 0}, "samples must be above 0"),
+    ],
+    DistributedConfig: [
+        ({"coordinator": "a:1"}, "give coordinator, processes and process together, or detect"),
+        ({"detect": True, "process": 0}, "together, or detect alone"),
         (
-            DistributedConfig,
-            {"coordinator": "a:1"},
-            "give coordinator, processes and process together, or detect",
-        ),
-        (DistributedConfig, {"detect": True, "process": 0}, "together, or detect alone"),
-        (
-            DistributedConfig,
             {"coordinator": "a:1", "processes": 2, "process": 2},
             "must be below 2, the number of processes; got 2",
         ),
-        (DistributedConfig, {"silence": 9}, "silence has no effect on a single process"),
-        (DistributedConfig, {"detect": True, "silence": 0}, "silence must be above 0"),
-        (LoRAConfig, {"alpha": 8.0}, "lora: alpha has no effect without a rank"),
-        (LoRAConfig, {"targets": ("q",)}, "lora: targets has no effect without a rank"),
-        (LoRAConfig, {"seed": 3}, "lora: seed has no effect without a rank"),
-        (LoRAConfig, {"rank": 0}, "lora: rank must be"),
-        (LoRAConfig, {"rank": 4, "alpha": 0.0}, "lora: alpha must be"),
-        (LoRAConfig, {"rank": 4, "targets": ()}, "lora: targets must be a tuple of rules"),
-        (LoRAConfig, {"rank": 4, "targets": "mlp"}, "lora: targets must be a tuple of rules"),
-        (
-            LoRAConfig,
-            {"rank": 4, "targets": ("mlp(",)},
-            r"'mlp\(' in targets is not a regular expression",
-        ),
+        ({"silence": 9}, "silence has no effect on a single process"),
+        ({"detect": True, "silence": 0}, "silence must be above 0"),
     ],
-)
+}
+
+
+@for_each("kind, options, message", rows_of(REFUSED))
 def test_options_that_make_no_sense_are_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(**options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        (SamplingConfig, {"top_k": 1.5}, "sampling: top_k must be an integer; got 1.5"),
-        (SamplingConfig, {"group_size": True}, "sampling: group_size must be an integer; got True"),
-        (OptimizerConfig, {"learning_rate": "1"}, "learning_rate must be a number; got '1'"),
-        (OptimizerConfig, {"learning_rate": None}, "learning_rate must be a number; got None"),
-        (CheckpointConfig, {"every": 2.5}, "checkpoint: every must be an integer; got 2.5"),
-        (EvaluationConfig, {"limit": float("inf")}, "limit must be an integer; got inf"),
-        (MeshConfig, {"fsdp": 1e30}, r"mesh: fsdp must be an integer; got 1e\+30"),
-        (LoRAConfig, {"rank": True}, "lora: rank must be an integer; got True"),
-        (ReportConfig, {"sinks": "wandb"}, "sinks must be a tuple; got 'wandb'"),
-        (ReportConfig, {"profile": [2]}, "profile must be a tuple"),
-        (
-            SamplingConfig,
-            {"denoising": 3},
-            "sampling: denoising must be of type DenoisingOptions; got 3",
-        ),
+MISTYPED = {
+    SamplingConfig: [
+        ({"top_k": 1.5}, "sampling: top_k must be an integer; got 1.5"),
+        ({"group_size": True}, "sampling: group_size must be an integer; got True"),
+        ({"denoising": 3}, "sampling: denoising must be of type DenoisingOptions; got 3"),
     ],
-)
+    OptimizerConfig: [
+        ({"learning_rate": "1"}, "learning_rate must be a number; got '1'"),
+        ({"learning_rate": None}, "learning_rate must be a number; got None"),
+    ],
+    CheckpointConfig: [
+        ({"every": 2.5}, "checkpoint: every must be an integer; got 2.5"),
+    ],
+    EvaluationConfig: [
+        ({"limit": float("inf")}, "limit must be an integer; got inf"),
+    ],
+    MeshConfig: [
+        ({"fsdp": 1e30}, r"mesh: fsdp must be an integer; got 1e\+30"),
+    ],
+    LoRAConfig: [
+        ({"rank": True}, "lora: rank must be an integer; got True"),
+    ],
+    ReportConfig: [
+        ({"sinks": "wandb"}, "sinks must be a tuple; got 'wandb'"),
+        ({"profile": [2]}, "profile must be a tuple"),
+    ],
+}
+
+
+@for_each("kind, options, message", rows_of(MISTYPED))
 def test_a_value_of_another_type_is_refused(kind, options, message):
     with pytest.raises(TypeError, match=message):
         kind(**options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"data": "x.jsonl"}, "config: data must be of type DataConfig; got 'x.jsonl'"),
@@ -166,7 +177,7 @@ def test_what_is_no_section_of_a_run_is_refused(changes, message):
         dataclasses.replace(CONFIG, **changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"run_dir": " "}, "config: run_dir must name a folder; got ' '"),
@@ -379,10 +390,14 @@ def test_prompts_by_name(tmp_path):
     path = tmp_path / "sums.jsonl"
     path.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     assert find_prompts(str(path))[0].answer == "2"
-    assert len(find_prompts("gym:chain_sum")) == 1000
     assert find_prompts(lambda: "what it returns") == "what it returns"
     with pytest.raises(ValueError, match="'sums' is neither a .jsonl"):
         find_prompts("sums")
+
+
+@pytest.mark.slow
+def test_prompts_of_a_gym_by_name():
+    assert len(find_prompts("gym:chain_sum")) == 1000
 
 
 def steps_of(config, gradient, count=3):
@@ -507,7 +522,7 @@ def test_a_preset_by_name_knows_the_size_of_the_data():
     assert dataclasses.replace(CONFIG, recipe="spo_tracker", sampling=one).recipe == "spo_tracker"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "expected"),
     [
         ({"recipe": "dapo", "prompts_per_step": 32}, Passes(1, 16, 1)),  # the paper's
@@ -537,7 +552,7 @@ CORRECTED = jr.recipes.llds().replace(correction=jr.recipes.sol_rl().correction)
 IN_8_BITS = dataclasses.replace(CONFIG.sampling, quantization="int8")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "changes", "warns"),
     [
         ("llds", {"prompts_per_step": 3}, True),

@@ -1,8 +1,10 @@
 """Which folders a run may begin in."""
 
 import json
+import shutil
 
 import pytest
+from rows import for_each
 from tiny_run import begun, tiny_run
 
 from jaxrl_llm.core.runtime.locks import FolderLock
@@ -18,7 +20,7 @@ def texts(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("names", "listed"),
     [
         (("thesis.tex",), "('thesis.tex')"),
@@ -29,29 +31,32 @@ def texts(folder):
         (("run.json", "sessions.jsonl"), "('run.json', 'sessions.jsonl')"),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
-def test_files_of_others_are_refused_and_stay(tmp_path, names, listed, options):
+def test_files_of_others_are_refused_and_stay(tmp_path, names, listed):
+    folder = tmp_path / names[0]
+    folder.mkdir()
     for name in names:
-        (tmp_path / name).write_text('{"name": "of somebody else"}\n')
-    before = texts(tmp_path)
-    with pytest.raises(OccupiedError) as error:
-        train(tiny_run(tmp_path), **options)
-    assert str(error.value).startswith(
-        f"The folder {str(tmp_path)!r} has files that do not belong to "
-    )
-    assert listed in str(error.value) and "--run-dir" in str(error.value)
-    assert texts(tmp_path) == before
+        (folder / name).write_text('{"name": "of somebody else"}\n')
+    before = texts(folder)
+    for options in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(OccupiedError) as error:
+            train(tiny_run(folder), **options)
+        told = str(error.value)
+        assert told.startswith(f"The folder {str(folder)!r} has files that do not belong to ")
+        assert listed in told and "--run-dir" in told and texts(folder) == before
 
 
-@pytest.mark.parametrize("name", [".gitignore", ".DS_Store", "lost+found"])
+@for_each("name", [".gitignore", ".DS_Store", "lost+found"])
 def test_what_a_system_puts_into_a_folder_is_no_file_of_others(tmp_path, name):
-    (tmp_path / name).write_text("")
-    with RunFolder(tmp_path, resume=False) as folder:
+    path = tmp_path / "run" / name
+    path.parent.mkdir()
+    path.write_text("")
+    with RunFolder(path.parent, resume=False) as folder:
         folder.start(0, {})
-    assert has_run(tmp_path) and (tmp_path / name).read_text() == ""
+    assert has_run(path.parent) and path.read_text() == ""
+    shutil.rmtree(path.parent)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "text"),
     [
         ("sessions.jsonl", '{"step": 0, "event": "start"}\n{"st'),
@@ -61,23 +66,22 @@ def test_what_a_system_puts_into_a_folder_is_no_file_of_others(tmp_path, name):
     ],
 )
 def test_one_file_tells_that_a_run_began(tmp_path, name, text):
-    (tmp_path / "notes.txt").write_text("mine")
-    assert not has_run(tmp_path) and other_files(tmp_path) == ["notes.txt"]
-    path = tmp_path / name
+    folder = tmp_path / name.replace("/", " ")
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    assert not has_run(folder) and other_files(folder) == ["notes.txt"]
+    path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    assert has_run(tmp_path) and other_files(tmp_path) == []
+    assert has_run(folder) and other_files(folder) == []
     path.write_bytes(b"[" * 100_000)
-    assert has_run(tmp_path) == (name.endswith("record.json"))
-
-
-def test_a_lock_tells_that_a_run_began(tmp_path):
-    FolderLock(tmp_path).release()
-    (tmp_path / "reference.npz").write_text("")  # written before the first step
-    assert has_run(tmp_path)
+    assert has_run(folder) == (name.endswith("record.json"))
 
 
 def test_which_runs_have_steps(tmp_path):
+    FolderLock(tmp_path).release()
+    (tmp_path / "reference.npz").write_text("")  # written before the first step
+    assert has_run(tmp_path)
     begun(tmp_path)
     assert not holds_steps(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "held_out": {}}\n{"step": "x"}\n')
@@ -116,7 +120,7 @@ def test_a_run_with_steps_is_replaced_only_if_asked_to(tmp_path):
     assert [json.loads(line)["event"] for line in starts] == ["start", "end"]
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\0b"])
+@for_each("name", ["", "  ", "a\0b"])
 def test_an_empty_name_is_refused(name):
     with pytest.raises(ValueError, match="the name of a run folder must not be empty"):
         RunFolder(name, resume=False)

@@ -33,7 +33,7 @@ MODELS = {
 @pytest.mark.parametrize(
     ("which", "packing", "sizes", "microbatches"),
     [
-        ("plain", "flat", {"context": 2}, 1),
+        pytest.param("plain", "flat", {"context": 2}, 1, marks=SLOW),
         pytest.param("plain", "tree", {"context": 8}, 1, marks=SLOW),
         pytest.param(
             "even vocabulary", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 1, marks=SLOW

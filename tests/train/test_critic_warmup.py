@@ -84,6 +84,8 @@ def assert_close(a, b, **tolerances):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerances), a, b)
 
 
+@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"epochs": 2, "minibatches": 2, "microbatches": 4}],
@@ -121,6 +123,7 @@ def test_only_the_critic_moves_and_then_both_do_as_without_a_warmup(options):
     assert float(three[1]["withheld"]) == 0 and int(three[0].step) == 3
 
 
+@pytest.mark.slow
 def test_after_the_warmup_a_scale_of_the_recipe_is_the_scale():
     def half(advantages):
         return jnp.float32(0.5)
@@ -135,6 +138,42 @@ def test_after_the_warmup_a_scale_of_the_recipe_is_the_scale():
     assert_close(moved.params, want, atol=1e-6)
     (still, metrics), *_ = stepped(scaled, first_state(scaled))
     assert same(still.params, state.params) and float(metrics["withheld"]) == 1
+
+
+def same_but_critic(a, b):
+    """Whether two states differ in the critic and what counts steps alone."""
+    return same((a.params, a.opt_state, a.reference), (b.params, b.opt_state, b.reference))
+
+
+def test_the_critic_moves_alone_and_what_follows_the_policy_waits():
+    """One step of the warmup and two after it, of a recipe with all that could move."""
+    recipe = jr.recipes.adaptive_kl(initial=0.5, target=1e-3, horizon=10.0)
+    others = (Computed("learner", learner(), "controller"), Computed("kl", watcher(), "controller"))
+    read = [jr.given(jr.regularizers.kl_to_reference, coef=name) for name in ("learner", "kl")]
+    recipe = recipe.replace(
+        critic=dataclasses.replace(recipe.critic, warmup=1),
+        computed=(*recipe.computed, *others),
+        regularizers=tuple(read),
+        reference=jr.bind(jr.regularizers.reset_reference, every=2),
+    )
+    assert recipe.policy_controllers == {"kl_coef", "kl"}
+    other = tiny_model(num_layers=1, seed=3)[1]
+    start = first_state(recipe, reference=other)
+    (one, waits), (two, trains), (three, _) = stepped(recipe, start, 3)
+    assert same_but_critic(one, start) and not same(one.critic.params, start.critic.params)
+    made = [float(waits[x]) for x in ("updates", "withheld", "skipped", "critic_updates")]
+    assert made == [0, 1, 0, 1] and float(waits["grad_norm"]) == float(waits["update_norm"]) == 0
+    assert not same(two.params, one.params) and not same(two.critic.params, one.critic.params)
+    assert (float(trains["updates"]), float(trains["withheld"])) == (1, 0)
+    counts = [x for x in jax.tree.leaves(two.opt_state) if x.dtype == jnp.int32]
+    assert set(map(int, counts)) == {1} and int(two.step) == 2
+    # The reference counts the steps after the warmup.
+    assert same(two.reference, other) and same(three.reference, three.params)
+    first, second = (state.algo_state.controllers for state in (one, two))
+    assert first["kl_coef"] == 0.5 != second["kl_coef"]
+    assert [first["learner"].tolist(), second["learner"].tolist()] == [[1, 0], [2, 1]]
+    assert (float(first["kl"]), float(second["kl"])) == (0, 1)
+    assert float(one.algo_state.last_kl) == 0 < float(two.algo_state.last_kl)
 
 
 def learner():
@@ -158,31 +197,6 @@ def watcher():
     return jr.Transform(lambda: jnp.float32(0.0), update)
 
 
-def test_what_follows_the_policy_waits_for_it():
-    """A controller of the KL would fall while the policy is its reference."""
-    recipe = jr.recipes.adaptive_kl(initial=0.5, target=1e-3, horizon=10.0)
-    others = (Computed("learner", learner(), "controller"), Computed("kl", watcher(), "controller"))
-    read = [jr.given(jr.regularizers.kl_to_reference, coef=name) for name in ("learner", "kl")]
-    recipe = recipe.replace(
-        critic=dataclasses.replace(recipe.critic, warmup=2),
-        computed=(*recipe.computed, *others),
-        regularizers=tuple(read),
-    )
-    assert recipe.policy_controllers == {"kl_coef", "kl"}
-    seen = stepped(recipe, first_state(recipe), 4)
-    of = [state.algo_state for state, _ in seen]
-    assert [float(x.controllers["kl_coef"]) for x in of[:2]] == [0.5, 0.5]
-    assert float(of[2].controllers["kl_coef"]) != 0.5
-    assert [x.controllers["learner"].tolist() for x in of] == [[1, 0], [2, 0], [3, 1], [4, 2]]
-    assert [float(x.last_kl) for x in of[:2]] == [0, 0] and float(of[2].last_kl) > 0
-    assert [float(x.controllers["kl"]) for x in of[:3]] == [0, 0, 1]
-    np.testing.assert_allclose(float(of[3].controllers["kl"]), 2 + float(of[2].last_kl), rtol=1e-6)
-    # Without a warmup it moves from the first step on.
-    at_once = recipe.replace(critic=dataclasses.replace(recipe.critic, warmup=0))
-    ((state, _),) = stepped(at_once, first_state(at_once))
-    assert float(state.algo_state.controllers["kl_coef"]) != 0.5
-
-
 def test_a_controller_of_a_statistic_of_the_policy_follows_it():
     def least(logits, targets):
         return jnp.min(logits, axis=-1)
@@ -202,51 +216,48 @@ def test_a_controller_of_a_statistic_of_the_policy_follows_it():
         ),
         regularizers=tuple(jr.given(kl, coef=name) for name in "ab"),
     )
-    assert recipe.policy_controllers == {"a"}
-    seen = stepped(recipe, first_state(recipe), 2)
-    counts = [state.algo_state.controllers for state, _ in seen]
-    assert [(float(x["a"]), float(x["b"])) for x in counts] == [(0, 1), (1, 2)]
+    assert recipe.policy_controllers == {"a"}  # of which alone the updates wait
 
 
 def warmed(warmup=2, **slots):
     return jr.recipes.ppo_max(critic_warmup=warmup).replace(**slots)
 
 
-def test_a_moving_reference_counts_the_steps_after_the_warmup():
+@pytest.mark.slow
+def test_a_reference_that_follows_the_policy_stays_in_the_warmup():
     other = tiny_model(num_layers=1, seed=3)[1]
-    rule = jr.bind(jr.regularizers.ema_reference, rate=0.5)
-    recipe = warmed(reference=rule)
+    recipe = warmed(warmup=1, reference=jr.bind(jr.regularizers.ema_reference, rate=0.5))
     start = first_state(recipe, reference=other)
-    (one, _), (two, _), (three, _) = stepped(recipe, start, 3)
-    assert same(one.reference, other) and same(two.reference, other)
-    mean = jax.tree.map(lambda a, b: (a + b) / 2, other, three.params)
-    assert_close(three.reference, mean, atol=1e-6)
+    (one, _), (two, _) = stepped(recipe, start, 2)
+    assert same(one.reference, other)
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, other, two.params)
+    assert_close(two.reference, mean, atol=1e-6)
     # Also where a step has no batch to train on.
     passed = step_of(recipe).pass_over(start)
     assert same(passed.reference, other) and int(passed.step) == 1
-    recipe = warmed(reference=jr.bind(jr.regularizers.reset_reference, every=2))
-    steps = stepped(recipe, first_state(recipe, reference=other), 4)
-    assert [same(state.reference, other) for state, _ in steps] == [True, True, True, False]
-    assert same(steps[3][0].reference, steps[3][0].params)
 
 
 def above_earlier(logp, earlier_logp):
     return 0.1 * (logp - earlier_logp)
 
 
+@pytest.mark.slow
 def test_what_moves_the_policy_by_itself_waits_too():
-    recipe = warmed(warmup=1, reference=jr.regularizers.extrapolated(every=1, alpha=0.3))
+    recipe = warmed(
+        warmup=1,
+        reference=jr.regularizers.extrapolated(every=1, alpha=0.3),
+        earlier=jr.regularizers.earlier_policies(weights=(2.0, 1.0), every=1),
+        regularizers=(above_earlier,),
+    )
     start = first_state(recipe)
     (one, _), (two, _) = stepped(recipe, start, 2)
     assert same((one.params, one.reference), (start.params, start.reference))
     assert not same(two.params, one.params) and not same(two.reference, one.reference)
-    earlier = jr.regularizers.earlier_policies(weights=(2.0, 1.0), every=1)
-    recipe = warmed(warmup=1, earlier=earlier, regularizers=(above_earlier,))
-    (one, _), (two, _) = stepped(recipe, first_state(recipe), 2)
     assert [int(state.earlier.count) for state in (one, two)] == [1, 2]
     assert same(two.earlier.policies[0], two.params)
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_waits_for_the_critic():
     recipe = jr.recipes.ppo_max(critic_warmup=1, kl_coef=0.0)
     model, state = tiny_model(num_layers=1)[0], first_state(recipe)
@@ -295,6 +306,7 @@ def products(jaxpr):
     return count, choices
 
 
+@pytest.mark.slow
 def test_a_step_of_the_warmup_computes_no_gradient_of_the_policy():
     recipe = jr.recipes.ppo_max(critic_warmup=1)
     step, state = step_of(recipe), first_state(recipe)
@@ -306,6 +318,7 @@ def test_a_step_of_the_warmup_computes_no_gradient_of_the_policy():
     assert 0 < 2 * waits < trains
 
 
+@pytest.mark.slow
 def test_a_run_by_the_name_of_ppo_max_trains_its_critic_first(tmp_path):
     """Also past ``max_skipped``, and without a warning that nothing is learned."""
     config = tiny_run(
@@ -346,6 +359,7 @@ def whole_run(tmp_path_factory):
     return config, train(config)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [1, 2])
 def test_a_resume_in_the_warmup_and_after_it_is_exact(whole_run, tmp_path, last):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import batch_with
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -47,11 +48,10 @@ def tiny():
 def batch_of(likelihood, seed=0):
     tokens = jax.random.randint(jax.random.key(5), (2, 2, T), 0, MASK)
     mask = jnp.arange(T) < LENGTHS[..., None]
-    batch = jr.recipes.Batch(
-        tokens=tokens,
+    batch = batch_with(
+        tokens,
         mask=mask,
         rewards=jnp.array([[1.0, 0.0], [0.0, 2.0]]),
-        where=jnp.ones((2, 2), bool),
         prompt_tokens=PROMPTS,
         prompt_mask=jnp.array([[True, True, True], [True, False, False]]),
     )
@@ -82,7 +82,10 @@ def plain(model, params, row):
 
 @pytest.mark.parametrize(
     "likelihood",
-    [mean_field_likelihood(p=0.5), elbo_likelihood(samples=2, masks="complementary")],
+    [
+        mean_field_likelihood(p=0.5),
+        pytest.param(elbo_likelihood(samples=2, masks="complementary"), marks=pytest.mark.slow),
+    ],
     ids=["mean_field", "elbo"],
 )
 def test_scores_equal_plain_forwards(tiny, likelihood):
@@ -111,6 +114,7 @@ def test_scores_equal_plain_forwards(tiny, likelihood):
     assert (jax.jit(scorer)(params, junk).logp == scored.logp).all()
 
 
+@pytest.mark.slow
 def test_a_block_is_scored_behind_those_before_it_uncovered(tiny):
     """Prompts of 3 and 1 tokens, blocks of 2: one forward scores as one a block does."""
     block = 2
@@ -135,6 +139,7 @@ def test_a_block_is_scored_behind_those_before_it_uncovered(tiny):
     np.testing.assert_allclose(scored.logp, logp, atol=1e-4)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood",
@@ -199,6 +204,7 @@ def reads_last_kl(advantages, mask, *, last_kl):
     return mask & (last_kl >= 0)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize(
@@ -246,6 +252,7 @@ def test_passes_without_a_ratio_are_steps_on_the_same_samples(tiny, make, microb
     assert set(whole(state, brought)[1]) == set(metrics)
 
 
+@pytest.mark.slow
 def test_the_old_policy_is_scored_if_something_compares_with_it(tiny):
     """Several steps on one set of masks: a ratio does, and a regularizer that names old_logp."""
     model, params = tiny
@@ -265,6 +272,7 @@ def test_the_old_policy_is_scored_if_something_compares_with_it(tiny):
         assert (read.old_logp is not None) == scored
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "passes"), [("wd1", 12), ("spg", 4)])
 def test_a_run_of_a_method_without_a_ratio_makes_its_passes(tmp_path, name, passes):
@@ -277,6 +285,7 @@ def test_a_run_of_a_method_without_a_ratio_makes_its_passes(tmp_path, name, pass
         train(dataclasses.replace(config, epochs=2))
 
 
+@pytest.mark.slow
 def test_bgpo_is_the_mean_ratio_where_nothing_moved(tiny):
     """On policy its gradient is that of the exact ratio: A grad of the lower bound."""
     model, params = tiny
@@ -360,6 +369,7 @@ class Undeclared(type(jr.curation.budgeted((3, 40)))):
     mixes_texts = False
 
 
+@pytest.mark.slow
 def test_a_row_of_several_prompts_is_refused_once_it_is_there(tmp_path):
     collector = Undeclared(jr.curation.in_order(), (3, 40))
     recipe = recipe_of(mean_field_likelihood()).replace(collector=collector)
@@ -419,15 +429,8 @@ def test_groups_that_fail_are_sampled_around_chunks_of_the_reference(tmp_path):
         "sampling": jr.train.SamplingConfig(group_size=4, max_new_tokens=6),
     }
     experiment, params = load_experiment(tiny_run(tmp_path / "run", **options))
-    made = collect_rollouts(
-        experiment,
-        params,
-        jax.random.key(0),
-        Cursor(),
-        experiment.collector.init(8),
-        number=0,
-        version=0,
-    )
+    start = params, jax.random.key(0), Cursor(), experiment.collector.init(8)
+    made = collect_rollouts(experiment, *start, number=0, version=0)
     batch = made.batch
     shown = TOKENIZER.encode("abc")
     held = np.asarray(batch.extras["hint_mask"])

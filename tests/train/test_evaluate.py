@@ -4,6 +4,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from tiny_run import low_bytes, prompts, tiny_run
 
 from jaxrl_llm.data.questions import encode_prompts
@@ -15,8 +16,10 @@ from jaxrl_llm.train import EvaluationConfig, accuracy, evaluate, wilson
 from jaxrl_llm.train.evaluate import answer_ids
 from jaxrl_llm.train.setup import load_experiment
 
+TOKENIZER = ByteTokenizer()
 
-@pytest.mark.parametrize(
+
+@for_each(
     ("successes", "n", "low", "high"),
     # Newcombe, Two-sided confidence intervals for the single proportion (1998), method 3.
     [
@@ -84,12 +87,17 @@ def test_one_return_has_no_interval():
     assert accuracy(np.array([[1.0]]))[1:3] == wilson(1.0, 1)  # which needs no spread
 
 
-def test_evaluate_covers_each_question_once():
+@pytest.fixture(scope="module")
+def asked():
+    """A sampler of two completions, its parameters, and ten questions."""
     model, params = tiny_model(num_layers=1)
-    tokenizer = ByteTokenizer()
-    sampler = make_sampler(model, max_new_tokens=4, group_size=2, stop_ids=tokenizer.eos_ids)
-    questions = encode_prompts(prompts(), tokenizer, room=20, chat=False)
-    options = {"reward": low_bytes, "tokenizer": tokenizer, "batch_size": 4}
+    sampler = make_sampler(model, max_new_tokens=4, group_size=2, stop_ids=TOKENIZER.eos_ids)
+    return sampler, params, encode_prompts(prompts(), TOKENIZER, room=20, chat=False)
+
+
+def test_evaluate_covers_each_question_once(asked):
+    sampler, params, questions = asked
+    options = {"reward": low_bytes, "tokenizer": TOKENIZER, "batch_size": 4}
     found, rows = evaluate(sampler, params, jax.random.key(0), questions, **options)
     assert [row["id"] for row in rows] == [q.prompt.id for q in questions for _ in range(2)]
     values = [low_bytes(None, row["completion"], None) for row in rows]
@@ -170,13 +178,11 @@ async def answered(prompt, completion, metadata):
     return {"reward": 1.0, "answer_ids": 0}
 
 
-@pytest.mark.parametrize("on_error", ["drop", "zero"])
-def test_a_batch_whose_calls_all_fail_has_no_answers_and_the_others_do(on_error):
-    model, params = tiny_model(num_layers=1)
-    tokenizer = ByteTokenizer()
-    sampler = make_sampler(model, max_new_tokens=4, group_size=2, stop_ids=tokenizer.eos_ids)
-    questions = encode_prompts(prompts(), tokenizer, room=20, chat=False)[:8]
-    options = {"tokenizer": tokenizer, "batch_size": 4, "k": (1,), "on_error": on_error}
+@for_each("on_error", ["drop", "zero"])
+def test_a_batch_whose_calls_all_fail_has_no_answers_and_the_others_do(asked, on_error):
+    sampler, params, questions = asked
+    questions = questions[:8]
+    options = {"tokenizer": TOKENIZER, "batch_size": 4, "k": (1,), "on_error": on_error}
     with pytest.warns(match="failed on"):
         found, _ = evaluate(
             sampler, params, jax.random.key(0), questions, reward=answered, **options
@@ -186,12 +192,9 @@ def test_a_batch_whose_calls_all_fail_has_no_answers_and_the_others_do(on_error)
     assert list(by_name) == ["pass@1", "maj@1"] and by_name["maj@1"][1] == by_name["pass@1"][1]
 
 
-def test_evaluate_at_k_without_failed_calls():
-    model, params = tiny_model(num_layers=1)
-    tokenizer = ByteTokenizer()
-    sampler = make_sampler(model, max_new_tokens=4, group_size=2, stop_ids=tokenizer.eos_ids)
-    questions = encode_prompts(prompts(), tokenizer, room=20, chat=False)
-    options = {"tokenizer": tokenizer, "batch_size": 4, "k": (1, 2)}
+def test_evaluate_at_k_without_failed_calls(asked):
+    sampler, params, questions = asked
+    options = {"tokenizer": TOKENIZER, "batch_size": 4, "k": (1, 2)}
     key = jax.random.key(0)
     with pytest.warns(match="failed on"):
         found, rows = evaluate(sampler, params, key, questions, reward=Flaky(), **options)
@@ -210,7 +213,7 @@ def test_evaluate_at_k_without_failed_calls():
         evaluate(sampler, params, key, questions, reward=Flaky(every=1), **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("samples", "k", "message"),
     [
         (1001, (1,), "at most 1000 completions; got 1001"),
@@ -233,11 +236,9 @@ def test_a_k_that_cannot_be_computed_is_refused_before_sampling(tmp_path, sample
     assert not calls
 
 
-def test_non_finite_logits_are_no_wrong_answers():
-    model, params = tiny_model(num_layers=1)
-    tokenizer = ByteTokenizer()
-    sample = make_sampler(model, max_new_tokens=4, group_size=2, stop_ids=tokenizer.eos_ids)
-    questions = encode_prompts(prompts(), tokenizer, room=20, chat=False)[:8]
+def test_non_finite_logits_are_no_wrong_answers(asked):
+    sample, params, questions = asked
+    questions = questions[:8]
 
     def breaking(params, key, tokens):
         rollout = sample(params, key, tokens)
@@ -246,7 +247,7 @@ def test_non_finite_logits_are_no_wrong_answers():
             finish=np.where(np.array(broken)[:, None], rollout_types.FAILED, rollout.finish)
         )
 
-    options = {"reward": low_bytes, "tokenizer": tokenizer, "batch_size": 4}
+    options = {"reward": low_bytes, "tokenizer": TOKENIZER, "batch_size": 4}
     key, told = jax.random.key(0), "evaluate: the logits of a response to prompt 'q06' are non-fin"
     with pytest.raises(ValueError, match=told):
         evaluate(breaking, params, key, questions, **options)

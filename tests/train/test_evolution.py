@@ -4,12 +4,15 @@ import dataclasses
 import re
 import shutil
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import batch_with
+from rows import for_each
 from test_checkpoint import assert_same
 from tiny_run import CONFIG, tiny_run
 
@@ -31,7 +34,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.evolution import population_metrics
 from jaxrl_llm.train.optimizer import describe_optimizer
-from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.rollouts import _check_members, collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
 RECIPE = jr.recipes.eggroll(sigma=0.05)
@@ -48,16 +51,13 @@ def evolving(folder, recipe=RECIPE, **options):
 def batch_of(rewards, where=None):
     """A batch whose rewards ``[P, G]`` are all that matters."""
     P, G = rewards.shape
-    kept = jnp.ones((P, G, 2), bool)
-    return jr.recipes.Batch(
-        tokens=jnp.zeros((P, G, 2), jnp.int32),
-        mask=kept,
-        rewards=jnp.asarray(rewards, jnp.float32),
-        where=kept[..., 0] if where is None else where,
-        prompt_tokens=jnp.ones((P, 3), jnp.int32),
-        prompt_mask=jnp.ones((P, 3), bool),
-        behavior_logp=jnp.zeros((P, G, 2)),
+    batch = batch_with(
+        np.zeros((P, G, 2), np.int32),
+        rewards=rewards,
+        where=np.ones((P, G), bool) if where is None else where,
+        behavior_logp=np.zeros((P, G, 2), np.float32),
     )
+    return jax.tree.map(jnp.asarray, batch)
 
 
 @pytest.fixture(scope="module")
@@ -70,21 +70,33 @@ def scores():
     return jnp.array(np.random.default_rng(0).uniform(size=(3, 8)), jnp.float32)
 
 
+# One step for all tests: what it does besides the gradient shows where it must do nothing.
+HALF = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.5, momentum=0.9))
+
+
+def first_step(params, *batch):
+    """The first step of ``HALF`` on a batch of these rewards, and its metrics."""
+    step = make_evolution_step(RECIPE, HALF, donate=False)
+    return step(start(params, RECIPE, HALF), batch_of(*batch))
+
+
+@jax.jit
+def moved_by(params, fitness):
+    """What ``HALF`` makes of the gradient of a fitness."""
+    classes, key = jr.evolution.leaf_classes(params), jax.random.key(3)
+    grads = jr.evolution.eggroll_grad(params, classes, key, 0, fitness, sigma=0.05)
+    moves = jr.evolution.moving(classes)  # a decay leaves out what has no noise
+    return jax.tree.map(lambda m, w, g: w - 0.5 * (g + 0.1 * w) if m else w, moves, params, grads)
+
+
 def start(params, recipe, optimizer, **options):
     return init_state(params, optimizer, recipe, key=jax.random.key(3), **options)
 
 
 def test_step_is_fitness_then_gradient_then_optimizer(tiny, scores):
     _, params = tiny
-    optimizer = optax.sgd(0.5)
-    step = make_evolution_step(RECIPE, optimizer, donate=False)
-    state, metrics = step(start(params, RECIPE, optimizer), batch_of(scores))
-    classes = jr.evolution.leaf_classes(params)
-    fitness = jr.evolution.zscore(scores.mean(axis=0))
-    grad = jax.jit(lambda *x: jr.evolution.eggroll_grad(x[0], classes, *x[1:], sigma=0.05))
-    grads = grad(params, jax.random.key(3), 0, fitness)
-    expected = jax.tree.map(lambda w, g: w - 0.5 * g, params, grads)
-    chex_close(state.params, expected)
+    state, metrics = first_step(params, scores)
+    chex_close(state.params, moved_by(params, jr.evolution.zscore(scores.mean(axis=0))))
     assert int(state.step) == 1
     known = {"reward": scores.mean(), "missing": 0, "flat": 0, "informative": 1, "tokens": 48}
     known |= {"member_std": scores.mean(axis=0).std(), "loss": -scores.mean(), "skipped": 0}
@@ -99,21 +111,15 @@ def chex_close(left, right):
 
 def test_members_without_a_score_are_left_out_and_counted(tiny, scores):
     _, params = tiny
-    optimizer = optax.sgd(0.5)
-    step = make_evolution_step(RECIPE, optimizer, donate=False)
-    state = start(params, RECIPE, optimizer)
     where = jnp.ones(scores.shape, bool).at[:, 7].set(False)
-    classes = jr.evolution.leaf_classes(params)
     fitness = jr.evolution.zscore(scores[:, :6].mean(axis=0))  # of the pairs that were graded
-    grad = jax.jit(lambda *x: jr.evolution.eggroll_grad(x[0], classes, *x[1:], sigma=0.05))
-    grads = grad(params, jax.random.key(3), 0, fitness)
-    expected = jax.tree.map(lambda w, g: w - 0.5 * g, params, grads)
+    expected = moved_by(params, fitness)
     for broken, kept in ((scores.at[:, 7].set(jnp.nan), None), (scores, where)):
-        found, metrics = step(state, batch_of(broken, kept))
+        found, metrics = first_step(params, broken, kept)
         assert metrics["missing"] == 3 and metrics["left_out"] == 6
         assert metrics["reward"] == pytest.approx(float(scores[:, :7].mean()))
         chex_close(found.params, expected)
-    found, metrics = step(state, batch_of(jnp.full(scores.shape, jnp.nan)))
+    found, metrics = first_step(params, jnp.full(scores.shape, jnp.nan))
     assert_same(found.params, params)
     assert (metrics["missing"], metrics["updates"], metrics["flat"]) == (24, 0, 1)
 
@@ -137,11 +143,9 @@ def test_metrics_are_of_the_members_as_their_fitness_is():
 
 def test_members_alike_give_a_zero_step_and_it_is_said(tiny):
     _, params = tiny
-    optimizer = optax.sgd(0.5)
-    step = make_evolution_step(RECIPE, optimizer, donate=False)
-    state, metrics = step(start(params, RECIPE, optimizer), batch_of(jnp.full((3, 8), 0.5)))
+    state, metrics = first_step(params, jnp.full((3, 8), 0.5))
     assert metrics["flat"] == 1 and metrics["grad_norm"] == 0
-    assert_same(state.params, params)
+    chex_close(state.params, moved_by(params, jnp.zeros(8)))
 
 
 def test_frozen_leaves_stay_bit_for_bit_under_weight_decay(tiny, scores):
@@ -150,7 +154,7 @@ def test_frozen_leaves_stay_bit_for_bit_under_weight_decay(tiny, scores):
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
     step = make_evolution_step(recipe, optimizer)
     state, batch = start(params, recipe, optimizer), batch_of(scores)
-    for _ in range(100):
+    for _ in range(3):
         state, _ = step(state, batch)
     moves = jr.evolution.moving(recipe.classes(params))
     for move, new, old in zip(*map(jax.tree.leaves, (moves, state.params, params)), strict=True):
@@ -234,6 +238,8 @@ def in_paper(name, rewards, noise, sigma):
     return -0.01 * grad / (np.abs(grad) + 1e-8)  # the first step of Adam
 
 
+@pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", ["eggroll", "open_es", "es_qiu"])
 def test_a_step_of_a_preset_by_its_name_is_that_of_its_paper(name, tmp_path, monkeypatch):
     """A whole run of one step that names only the method: no optimizer, no bound."""
@@ -295,6 +301,7 @@ def test_a_run_learns(tmp_path):
     assert result.after["greedy"].mean > result.before["greedy"].mean + 0.2
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
@@ -364,7 +371,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@for_each("case", BAD)
 def test_what_has_no_part_in_evolution_is_refused(case, tmp_path):
     options, message = BAD[case]
     with pytest.raises(ValueError, match=message):
@@ -412,38 +419,56 @@ def collected(folder, recipe, change, **options):
     return collect_rollouts(experiment, params, key, jr.data.Cursor(), number=0, version=0)
 
 
+APART = jr.recipes.eggroll(sigma=0.05, shared=False, fitness=jr.evolution.zscore)
+
+
+def test_column_j_of_a_batch_is_member_j():
+    """Its noise is drawn again; where members are shared, the prompts may come in any order."""
+    members = np.stack(np.broadcast_arrays([[0], [4]], np.arange(4)), axis=-1)
+
+    def check(recipe, members):
+        experiment = SimpleNamespace(recipe=recipe, collector="c")
+        _check_members(experiment, SimpleNamespace(members=members), 4)
+
+    for recipe, fits in ((RECIPE, members), (RECIPE, members[::-1]), (APART, members)):
+        check(recipe, fits)
+    bad = [members[:, ::-1], members[:, :3], members[:, [0, 0, 2, 3]]]
+    for recipe, each in [(RECIPE, x) for x in bad] + [(APART, x) for x in (*bad, members[::-1])]:
+        with pytest.raises(ValueError, match="'c' drops, repeats or rearranges members"):
+            check(recipe, each)
+
+
+@pytest.mark.slow
 def test_a_collector_that_rearranges_members_is_refused(tmp_path):
-    """Column j of a batch is member j, whose noise an update draws again."""
-    apart = jr.recipes.eggroll(sigma=0.05, shared=False, fitness=jr.evolution.zscore)
     message = "'eggroll' draws the noise .*Rearranged.* drops, repeats or rearranges members"
     reverse = of_members(lambda members: members[::-1])
     cases = [
         (RECIPE, reverse),
         (RECIPE, of_members(lambda members: members[:3])),
-        (RECIPE, of_members(lambda members: (members[0], members[0], *members[2:]))),
-        (apart, reverse),
-        (apart, lambda rows: rows[::-1]),
+        (APART, lambda rows: rows[::-1]),
     ]
     for recipe, change in cases:
         with pytest.raises(ValueError, match=message):
             collected(tmp_path, recipe, change)
     # Shared members may answer the prompts in any order; one with non-finite logits has no token.
     assert collected(tmp_path, RECIPE, lambda rows: rows[::-1]).batch.where.all()
-    broken = collected(tmp_path, apart, tuple, model=broken_model)
+    broken = collected(tmp_path, APART, tuple, model=broken_model)
     assert not broken.batch.mask.any() and not broken.batch.where.any()
     assert broken.metrics["no_signal"] == 1
 
 
-def test_a_population_without_any_score_makes_no_update(tmp_path, tiny, scores):
-    _, params = tiny
-    optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.5, momentum=0.9))
-    step = make_evolution_step(RECIPE, optimizer, donate=False)
-    state, _ = step(start(params, RECIPE, optimizer), batch_of(scores))
+def test_a_population_without_any_score_makes_no_update(tiny, scores):
+    """Also where the optimizer has a momentum and a decay that would go on."""
+    step = make_evolution_step(RECIPE, HALF, donate=False)
+    state, _ = first_step(tiny[1], scores)
     none = jnp.zeros(scores.shape, bool)
     found, metrics = step(state, batch_of(scores, none))
     assert (metrics["updates"], metrics["skipped"]) == (0, 0)
     assert_same((found.params, found.opt_state), (state.params, state.opt_state))
-    # A run of such a model ends, and its evaluation only warns.
+
+
+@pytest.mark.slow
+def test_a_run_without_any_score_ends_and_its_evaluation_warns(tmp_path):
     held_out = EvaluationConfig()
     run = evolving(tmp_path, model=broken_model, steps=5, max_skipped=2, evaluation=held_out)
     with (

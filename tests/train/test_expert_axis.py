@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from on_meshes import assert_update_of_one_device, mesh_of, step_on
+from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -212,7 +213,7 @@ def test_a_plan_has_a_part_of_the_experts(tmp_path):
     assert exchanging > alone
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"model": dense_model}, "mesh: expert 4 has no effect: the model has no experts"),

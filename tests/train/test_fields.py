@@ -1,12 +1,14 @@
 """The fields that the loop attaches to a batch, and the rewards that a method takes."""
 
 import inspect
+import itertools
 from functools import partial
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -262,7 +264,7 @@ def test_an_environment_does_not_hide_what_else_has_a_name_of_ones_own():
     np.testing.assert_array_equal(extras["mine"], [[4, 4, 4], [4, 4, 1]])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "name"),
     [
         (jr.recipes.ttrl_majority(votes=1), "answer_ids"),
@@ -305,7 +307,7 @@ def test_what_does_not_come_from_the_reward_is_there_for_stored_responses():
     check_fields(steps, questions())  # which have the rewards of their steps
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("names", "options", "words"),
     [
         (
@@ -434,7 +436,7 @@ def test_unit_tests_of_one_attempt_or_of_several():
     assert not batch.extras["turn_where"][0, 0].any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "details", "words"),
     [
         ("trloo", {}, "needs 'turn_rewards' .*; the reward returns no mapping with a list under"),
@@ -576,8 +578,7 @@ def recipe_of(name):
     return catalog.preset(name, length=4, num_prompts=2)
 
 
-@pytest.mark.parametrize("name", ["spo_tracker", "mssr", "v05_baseline"])
-@pytest.mark.parametrize("value", [1.5, -1.0])
+@for_each("name, value", itertools.product(["spo_tracker", "mssr", "v05_baseline"], [1.5, -1.0]))
 def test_a_success_rate_takes_rewards_between_0_and_1(name, value):
     recipe = recipe_of(name)
     good = np.array([[0.0, 1.0], [0.5, 0.25]], np.float32)
@@ -599,7 +600,7 @@ def test_maxrl_takes_any_reward_from_0_on():
         check_rewards(recipe, -rewards, QUESTIONS)
 
 
-@pytest.mark.parametrize("value", [0.5, 1 / 3, 2.0, -1.0])
+@for_each("value", [0.5, 1 / 3, 2.0, -1.0])
 def test_a_count_of_right_answers_takes_rewards_of_0_and_1(value):
     recipe, rewards = recipe_of("dars"), np.array([[0.0, 1.0], [1.0, 1.0]], np.float32)
     check_rewards(recipe, np.nextafter(rewards, np.float32(2)), QUESTIONS)
@@ -612,8 +613,7 @@ def test_a_count_of_right_answers_takes_rewards_of_0_and_1(value):
         check_rewards(own, rewards, QUESTIONS)
 
 
-@pytest.mark.parametrize("value", [1.5, -0.5])
-@pytest.mark.parametrize("name", ["mopps", "v0_budget", "dots"])
+@for_each("name, value", itertools.product(["mopps", "v0_budget", "dots"], [1.5, -0.5]))
 def test_a_collector_of_success_rates_states_its_range(name, value):
     with pytest.raises(ValueError, match=r"rewards in \[0, 1\]; prompt 'Who\?' has a reward of"):
         check_rewards(recipe_of(name), np.array([[0.0, 1.0], [0.5, value]], np.float32), QUESTIONS)
@@ -623,6 +623,7 @@ def test_other_methods_take_any_reward():
     check_rewards(jr.recipes.grpo(), np.array([[-7.0, 9.0]], np.float32), QUESTIONS)
 
 
+@pytest.mark.slow
 def test_a_run_is_told_the_prompt(tmp_path):
     config = tiny_run(tmp_path, recipe="maxrl", reward=lambda *_: -1.0, steps=1)
     with pytest.raises(

@@ -62,6 +62,7 @@ def linear_flow():
     return model._replace(velocity=velocity, init=lambda key: params), params
 
 
+@pytest.mark.slow
 def test_the_sampler_keeps_the_marginals_of_the_flow():
     """At every level those of the exact flow, as without noise; not so for a step without drift."""
 
@@ -87,6 +88,7 @@ def test_the_sampler_keeps_the_marginals_of_the_flow():
     assert error(FlowLikelihood(without_drift)) > 0.2
 
 
+@pytest.mark.slow
 def test_a_tree_shares_its_first_latents_and_no_other():
     """A node's latents are equal in its members; the noise of a split is enlarged."""
     model, params = tiny_flow_model()
@@ -250,6 +252,7 @@ RUN = {
 }
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
@@ -286,6 +289,7 @@ def test_a_moving_policy_samples_and_trains_alike_on_a_mesh(tmp_path):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *pair)
 
 
+@pytest.mark.of_many
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
@@ -308,6 +312,7 @@ def test_rewards_rise(recipe, tmp_path):
     assert np.mean(rewards[-5:]) > np.mean(rewards[:3]) + 0.15
 
 
+@pytest.mark.slow
 def test_a_decoder_with_states_has_its_own_cache():
     layers = LayerKind(linear=True), LayerKind()
     linear = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=8)
@@ -399,6 +404,7 @@ def test_one_reward_trains_the_text_and_the_steps(tmp_path):
         train(tiny_run(tmp_path / "few", **few))
 
 
+@pytest.mark.slow
 def test_drafts_choose_the_noise_that_trains(tmp_path):
     """Of 16 seeds a prompt the best 4 and the worst 4 by their drafts, from the same noise."""
     recipe = jr.recipes.sol_rl_flow(oversample=2, draft_steps=2, quantization=None)
@@ -428,6 +434,8 @@ def test_drafts_choose_the_noise_that_trains(tmp_path):
         train(causal)
 
 
+@pytest.mark.slow
+@pytest.mark.of_many
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -478,7 +486,11 @@ def test_the_moving_policy_samples_without_noise(recipe, tmp_path):
     assert not np.isin(again.batch.extras["forward_noise"], noise).any()
 
 
-@pytest.mark.parametrize("more", [False, True], ids=["selected", "uneven"])
+@pytest.mark.parametrize(
+    "more",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["selected", "uneven"],
+)
 def test_nodes_are_those_of_the_members_that_a_collector_selects(more, tmp_path):
     """Also where it asks for further trajectories, whose numbers begin inside of a tree."""
     collector = jr.curation.downsampled(jr.curation.contrasts, oversample=2)

@@ -90,44 +90,31 @@ def logits_of(model, params, batch):
 def test_a_batch_is_sampled_at_the_temperatures_of_the_one_before(run, tmp_path):
     config, result = run
     experiment, *_, first = init_experiment(config, tmp_path, resume=False)
-    rollouts = collect_rollouts(
-        experiment,
-        first.policy,
-        first.key,
-        first.data_cursor,
-        first.collector_state,
-        number=0,
-        version=0,
-    )
+    policy, key = first.policy, first.key
+    start = policy, key, first.data_cursor, first.collector_state
+    rollouts = collect_rollouts(experiment, *start, number=0, version=0)
     batch = jax.tree.map(jnp.asarray, rollouts.batch)
     score = make_scorer(experiment.model)
     # The first batch has no statistics: it is sampled at the temperature that trains.
-    logp, mask = np.asarray(score(first.policy, batch)), np.asarray(batch.mask)
+    logp, mask = np.asarray(score(policy, batch)), np.asarray(batch.mask)
     np.testing.assert_allclose(logp[mask], batch.behavior_logp[mask], rtol=1e-3, atol=1e-3)
     # What the sampler's entropies give is what a trainer's do.
     scorer = jax.jit(lambda params, batch: Scorer(experiment.model)(params, batch))
-    entropy = scorer(first.policy, batch).entropy
+    entropy = scorer(policy, batch).entropy
     want = stats_of(entropy, batch.mask)
     np.testing.assert_allclose(rollouts.collector_state.stats, np.stack(want), rtol=2e-3)
-    again = collect_rollouts(
-        experiment,
-        first.policy,
-        first.key,
-        rollouts.cursor,
-        rollouts.collector_state,
-        number=1,
-        version=1,
-    )
+    start = policy, key, rollouts.cursor, rollouts.collector_state
+    again = collect_rollouts(experiment, *start, number=1, version=1)
     batch = jax.tree.map(jnp.asarray, again.batch)
     mask = np.asarray(batch.mask)
-    entropy = np.asarray(scorer(first.policy, batch).entropy)
+    entropy = np.asarray(scorer(policy, batch).entropy)
     temperature = jr.advantages.signal_temperature(jnp.asarray(entropy), want, tau=0.4)
     assert np.ptp(np.asarray(temperature)[mask]) > 0.2
-    logits = logits_of(experiment.model, first.policy, batch)
+    logits = logits_of(experiment.model, policy, batch)
     logp = jax.nn.log_softmax(logits / temperature[..., None])
     logp = np.take_along_axis(np.asarray(logp), np.asarray(batch.tokens)[..., None], axis=-1)
     np.testing.assert_allclose(batch.behavior_logp[mask], logp[mask, 0], rtol=1e-3, atol=1e-3)
-    away = np.abs(np.asarray(score(first.policy, batch)) - np.asarray(batch.behavior_logp))
+    away = np.abs(np.asarray(score(policy, batch)) - np.asarray(batch.behavior_logp))
     assert away[mask].max() > 0.01
     state = result.state.collector_state
     assert state.stats[1] > 0 and np.isfinite(state.stats).all()

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from tiny_run import CONFIG, tiny_run, wide_model
 
 import jaxrl_llm as jr
@@ -70,6 +71,7 @@ def test_one_checkpoint_of_a_run(first, tmp_path):
     assert_same(params, left_by(first, step=1))
 
 
+@pytest.mark.slow
 def test_an_adapter_on_the_weights_that_a_run_left(first, tmp_path, monkeypatch):
     config = tiny_run(
         tmp_path / "run",
@@ -84,13 +86,14 @@ def test_an_adapter_on_the_weights_that_a_run_left(first, tmp_path, monkeypatch)
     assert_same(params.base, expected)
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_policy_that_the_run_starts_from(first, tmp_path):
     train(tiny_run(tmp_path / "run", init_from=str(first), recipe="grpo", steps=1))
     (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert row["ref_kl"] == pytest.approx(0.0, abs=1e-6) and row["update_norm"] > 0
 
 
-@pytest.mark.parametrize("by_name", [True, False])
+@for_each("by_name", [True, False])
 def test_a_reference_that_computes_another_function_is_refused(tmp_path, monkeypatch, by_name):
     """The policy's model scores its weights, so equal shapes are not enough."""
     model, params, tokenizer = CONFIG.model()
@@ -121,10 +124,9 @@ config = dataclasses.replace(CONFIG, steps=1, evaluation=EvaluationConfig(sample
 """
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["dr_grpo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("grpo", "brorl"))],
-)
+@pytest.mark.of_many
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["dr_grpo", "grpo", "brorl"])
 def test_the_first_run_may_go_unless_it_is_needed(first, tmp_path, capsys, recipe):
     """All commands need only the checkpoint of the run, but for a resume with a reference."""
     start = shutil.copytree(first, tmp_path / "start")
@@ -157,9 +159,6 @@ def test_what_a_run_cannot_start_from(first, tmp_path):
     other = "init_from .* belongs to another model or adapter: .* export the model and name it"
     with pytest.raises(ValueError, match=other):
         load(init_from=str(first), model=wide_model)
-    train(tiny_run(tmp_path / "adapter", steps=1, lora=LoRAConfig(rank=1)))
-    with pytest.raises(ValueError, match=other):
-        load(init_from=str(tmp_path / "adapter"))
     broken = shutil.copytree(first, tmp_path / "broken")
     for file in broken.rglob("record.json"):
         file.write_text("{}")
@@ -172,6 +171,13 @@ def test_what_a_run_cannot_start_from(first, tmp_path):
     for inside in ("run", "run/checkpoints/step_00000001"):
         with pytest.raises(ValueError, match="init_from '.*' must be another run than run_dir"):
             load(init_from=str(tmp_path / inside))
+
+
+@pytest.mark.slow
+def test_a_run_does_not_start_from_an_adapter(tmp_path):
+    train(tiny_run(tmp_path / "adapter", steps=1, lora=LoRAConfig(rank=1)))
+    with pytest.raises(ValueError, match="init_from .* belongs to another model or adapter: "):
+        load_model(tiny_run(tmp_path / "run", init_from=str(tmp_path / "adapter")), None)
 
 
 def test_weights_in_numpy(first, tmp_path):

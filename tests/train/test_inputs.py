@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from rows import for_each
 from tiny_run import tiny_run
 
 from jaxrl_llm.cli.options import load_config
@@ -16,6 +17,7 @@ from jaxrl_llm.train.setup import load_experiment
 
 TINY = load_config(Path(__file__).parents[2] / "configs" / "tiny.py")
 KEY = jax.random.key(0)
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def first_batch(name, **sampling):
@@ -40,7 +42,7 @@ def text_of(batch, place):
     return bytes(int(t) for t in [*tokens, *before] if t < 256).decode(errors="replace")
 
 
-@pytest.mark.parametrize("slots", [None, 16])
+@pytest.mark.parametrize("slots", [None, pytest.param(16, marks=pytest.mark.slow)])
 def test_rollouts_of_hbpo_are_told_their_budgets(slots):
     rollouts, _ = first_batch("hbpo", slots=slots)
     batch = rollouts.batch
@@ -52,6 +54,7 @@ def test_rollouts_of_hbpo_are_told_their_budgets(slots):
     assert rollouts.cursor.index == 4  # four questions, whatever they are told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [None, 16])
 def test_rows_of_ps_grpo_are_the_paraphrases_of_a_question(slots):
     rollouts, experiment = first_batch("ps_grpo", slots=slots)
@@ -78,6 +81,7 @@ def test_the_rollouts_are_the_same_in_rounds_and_in_slots():
         np.testing.assert_array_equal(rounds.rewards, slots.rewards)
 
 
+@pytest.mark.slow
 def test_turns_tests_and_verdicts_are_those_of_the_reward():
     batch = first_batch("trloo")[0].batch
     turn_ids, mask = np.asarray(batch.extras["turn_ids"]), np.asarray(batch.mask)
@@ -124,7 +128,7 @@ def test_the_default_run_reads_the_number_alone(tmp_path):
     assert curve("a") == curve("b", reward=number, data=data)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("recipe", "words"),
     [
         ("v05_baseline", "'v05_baseline' needs 'prior' .*; prompt 'q00' has none in its metad"),
