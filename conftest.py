@@ -277,6 +277,7 @@ def pytest_report_header(config):
     return None
 
 
+@pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config, items):
     """Leaves out tests that are not in the share.
 

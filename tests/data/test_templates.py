@@ -66,3 +66,14 @@ def test_what_an_expression_raises_is_told(monkeypatch):
     monkeypatch.setattr(templates, "MAX_STEPS", 10)
     with pytest.raises(ValueError, match="it takes more than 10 steps"):
         render_chat("{% for i in range(11) %}{% endfor %}", MESSAGES)
+
+
+def test_a_bound_itself_is_allowed():
+    most = templates._MAX_INTEGER
+    templates._check_growth("%", "%*d", (most, 1), {})
+    with pytest.raises(templates.TemplateError, match="width above"):
+        templates._check_growth("%", "%*d", (most + 1, 1), {})
+    bits = templates._MAX_BITS
+    assert templates._sized(2**bits - 1) == 2**bits - 1
+    with pytest.raises(templates.TemplateError, match="bits"):
+        templates._sized(2**bits)

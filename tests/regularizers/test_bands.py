@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from rows import for_each
 
+import jaxrl_llm as jr
 from jaxrl_llm import regularizers as reg
 
 MASK, TURNS = jnp.ones(3, bool), jnp.zeros(3, int)
@@ -178,3 +179,8 @@ def test_a_number_per_prompt_is_not_read_along_tokens(name, shape):
         band(jnp.ones(shape))
     for fits in ((3, 1, 1), (1, 2, 1), (3, 2, 3)):
         np.testing.assert_array_equal(band(jnp.full(fits, 0.5)), band(jnp.array(0.5)))
+
+
+def test_progress_outside_a_training_is_its_start_or_end():
+    weight = jr.regularizers.epo_phase_weight
+    assert weight(-1.0) == weight(0.0) and weight(2.0) == weight(1.0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from rows import for_each
 
+import jaxrl_llm as jr
 from jaxrl_llm import rewards as rw
 from jaxrl_llm.advantages import center
 
@@ -150,3 +151,15 @@ def test_crpg_rewards_against_answers_in_the_group():
     for answers in ({}, {"reference": reference, "baseline": np.zeros(2, np.float32)}):
         with pytest.raises(ValueError, match="crpg_rewards: pass either baseline or reference"):
             rw.crpg_rewards(rewards, old_logp=logp, ref_logp=logp, **options, **answers)
+
+
+def test_long_predictions_and_budgets_are_exact():
+    """Beyond 256 bfloat16 rounds whole numbers."""
+    prediction = jr.rewards.Prediction(
+        jnp.array([1001]), jnp.array([jnp.nan]), jnp.full((1, 1), -1), jnp.ones((1, 1), bool)
+    )
+    reward = jr.rewards.meta_rewards(prediction, jnp.ones(2), jnp.array([1000, 1002]))
+    np.testing.assert_allclose(reward, [1 / 3], rtol=1e-6)
+    mask = jnp.arange(1001) < 1000
+    out = jr.rewards.budget_rewards(jnp.ones(1), mask[None], budgets=jnp.array([1001.0]), coef=0.1)
+    np.testing.assert_allclose(out, [0.9], rtol=1e-6)

@@ -247,3 +247,11 @@ def test_a_recipe_has_to_be_given_a_selection_of_the_whole_batch(function):
 def test_bad_options_are_named(function, options, error, message):
     with pytest.raises(error, match=f"^{function.__name__}: .*{message}"):
         loss_and_gradient(function, **options)
+
+
+def test_a_covariance_is_a_constant():
+    logp, mask = jnp.array([[-1.0, -2.0, -0.5]]), jnp.ones((1, 3), bool)
+    slope = jax.grad(
+        lambda x: jr.surrogates.token_covariance(jnp.array([[1.0, -1.0, 2.0]]), x, mask).sum()
+    )
+    np.testing.assert_array_equal(slope(logp), 0)

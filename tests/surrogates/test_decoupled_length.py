@@ -14,6 +14,7 @@ from surrogates.programs import compiled
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of
+from jaxrl_llm.surrogates.decoupled_length import log_mean_exp
 
 SHAPE = (4, 3, 5)
 LENGTHS = np.array([[5, 3, 1], [0, 4, 2], [2, 2, 5], [1, 3, 3]])
@@ -387,3 +388,10 @@ def test_bad_types_are_named():
         drpo_len(LOGP, None, ADVANTAGES, MASKED.astype(float), length=4)
     with pytest.raises(TypeError, match="kl_barrier: kl must be floating point"):
         kl_barrier(jnp.array(1))
+
+
+def test_a_mean_counts_the_entries_of_its_own_row():
+    x = jnp.array([[0.0, 1.0, 2.0], [1.0, 1.0, 5.0]])
+    where = jnp.array([[True, True, True], [True, False, False]])
+    rows = [np.log(np.mean(np.exp([0.0, 1.0, 2.0]))), 1.0]
+    np.testing.assert_allclose(log_mean_exp(x, where)[:, 0], rows, rtol=1e-6)

@@ -333,3 +333,10 @@ def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp
     refused("was made with lora .*alpha=16.0.*alpha=8.0", lora=other)
     refused("belongs to another model or adapter", lora=LoRAConfig())
     refused("the frozen parameters differ", model=other_model)
+
+
+def test_layers_of_equal_shape_have_different_adapters():
+    _, params = jr.testing.tiny_model(num_layers=2)
+    adapter = jr.train.init_lora(params, jr.train.LoRAConfig(rank=4, targets=("q$",)))
+    first, second = (adapter["layers"][n]["attention"]["q"]["a"] for n in "01")
+    assert not np.allclose(first, second)

@@ -172,3 +172,10 @@ def test_what_does_not_go_with_turns_is_one_sentence():
         TurnUpdates(order="reverse")
     with pytest.raises(ValueError, match="the batch has no turn_ids"):
         RECIPE.prepare(make_batch(), RECIPE.init())
+
+
+def test_turns_have_another_order_in_each_step():
+    from jaxrl_llm.train.policy_gradient import order_key
+
+    keys = [jax.random.key_data(order_key(jax.random.key(0), step)).tolist() for step in (1, 2)]
+    assert keys[0] != keys[1]

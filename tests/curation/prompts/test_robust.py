@@ -325,3 +325,10 @@ BAD = {
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()
+
+
+def test_a_ratio_has_a_least_value():
+    losses = jr.curation.clipped_losses(
+        jnp.array([[-60.0]]), jnp.zeros((1, 1)), jnp.ones(1), jnp.ones((1, 1), bool)
+    )
+    np.testing.assert_allclose(losses, -np.exp([-20.0]), rtol=1e-5)
