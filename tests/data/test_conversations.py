@@ -5,6 +5,7 @@ import json
 import datasets
 import pytest
 from datasets import Dataset
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, encode_prompts, from_file, from_hub, split_distinct
@@ -25,7 +26,7 @@ def read(tmp_path, *rows):
     return from_file(path, needs_answer=False)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "row",
     [
         {"prompt": TURNS, "chosen": GOOD, "rejected": BAD},
@@ -61,7 +62,7 @@ def test_responses_of_a_list_are_texts(tmp_path):
         read(tmp_path, row | {"responses": [GOOD, GOOD + BAD]})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("row", "message"),
     [
         (
@@ -161,7 +162,7 @@ def calling(name, **arguments):
     ]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "hub", "lines"])
+@for_each("kind", ["parquet", "hub", "lines"])
 def test_calls_have_the_arguments_that_were_written(tmp_path, kind, monkeypatch):
     """Arrow has one type for the arguments of all calls of a column."""
     first, second = calling("weather", city="Rome"), calling("sum", x=1, y={"z": [2]})

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+from rows import for_each
 from tokenizers import pre_tokenizers
 
 from jaxrl_llm.data.gguf_tokenizer import SPLITTINGS, backend_from_gguf
@@ -45,7 +46,7 @@ def write(path, *, pre="gpt-2", model="gpt2", merges=("h i", "hi s"), drop=(), *
     return path
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe"])
+@for_each("pre", ["gpt-2", "qwen2", "llama-bpe"])
 def test_cuts_equal_transformers(tmp_path, pre):
     backend = backend_from_gguf(GgufFile(write(tmp_path / "m.gguf", pre=pre)))
     for text, lengths in zip(STRINGS, SPLITS[pre], strict=True):
@@ -59,7 +60,7 @@ def test_the_golden_cuts_tell_the_pre_tokenizers_apart():
     assert SPLITS["gpt-2"] != SPLITS["qwen2"] != SPLITS["llama-bpe"] != SPLITS["gpt-2"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pre", "pieces"),
     [
         ("gpt-2", ["a", "Ġ", "Ġ1234½"]),
@@ -93,7 +94,7 @@ def test_padding_token(tmp_path):
     assert tokenizer.pad_id == BOS
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pre", "flag", "expected"),
     [
         ("gpt-2", None, [HI]),
@@ -134,7 +135,7 @@ def test_template_with_bos(tmp_path):
     assert tokenizer.encode(text) == [BOS, HI]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "words"),
     [
         ({"pre": "tekken"}, "unknown pre-tokenizer 'tekken'; known: default, gpt-2, smollm"),

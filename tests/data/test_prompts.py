@@ -1,5 +1,4 @@
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -95,8 +94,8 @@ def test_a_set_or_a_split_that_cannot_be_is_refused(prompts, share, told):
 
 
 def test_reasoning_gym():
-    prompts = from_reasoning_gym("chain_sum", size=50, seed=3, **ONE_DIGIT)
-    assert len(prompts) == 50 and prompts[7].id == "chain_sum-10"
+    prompts = from_reasoning_gym("chain_sum", size=20, seed=3, **ONE_DIGIT)
+    assert len(prompts) == 20 and prompts[7].id == "chain_sum-10"
     reward = rewards.reasoning_gym("chain_sum")
     for prompt in prompts:
         left, sign, right = prompt.text.removesuffix(" =").split()[-3:]
@@ -105,7 +104,7 @@ def test_reasoning_gym():
         assert rewards.last_integer("", f"It is {value}.", prompt.metadata) == 1.0
         assert reward(prompt.text, str(value), prompt.metadata) == 1.0
         assert reward(prompt.text, str(value + 100), prompt.metadata) < 1.0
-    assert prompts == from_reasoning_gym("chain_sum", size=50, seed=3, **ONE_DIGIT)
+    assert prompts == from_reasoning_gym("chain_sum", size=20, seed=3, **ONE_DIGIT)
 
 
 @for_each(
@@ -130,14 +129,14 @@ def test_reasoning_gym_not_installed(monkeypatch):
 
 
 def test_the_quickstart_questions_are_parted():
-    prompts = from_reasoning_gym("chain_sum", size=2000, **ONE_DIGIT)
+    prompts = from_reasoning_gym("chain_sum", size=1500, **ONE_DIGIT)
     train, held_out = split_distinct(prompts, held_out=0.2, seed=0)
-    assert 195 <= len(train) + len(held_out) <= 200  # 10 * 10 * 2 questions there are
+    assert 190 <= len(train) + len(held_out) <= 200  # 10 * 10 * 2 questions there are
     assert len(held_out) == round(0.2 * (len(train) + len(held_out)))
     assert not set(train.texts) & set(held_out.texts)
     assert set(train.texts) | set(held_out.texts) == set(prompts.texts)
-    again = split_distinct(from_reasoning_gym("chain_sum", size=2000, seed=5000, **ONE_DIGIT))
-    assert len(set(again[1].texts) & set(held_out.texts)) >= len(held_out) - 3
+    again = split_distinct(from_reasoning_gym("chain_sum", size=1500, seed=5000, **ONE_DIGIT))
+    assert len(set(again[1].texts) & set(held_out.texts)) >= len(held_out) - 4
 
 
 @given(
@@ -165,19 +164,6 @@ def test_another_seed_holds_out_others():
     prompts = [Prompt(str(n)) for n in range(100)]
     sides = {split_distinct(prompts, seed=seed)[1].texts for seed in range(4)}
     assert len(sides) == 4
-
-
-def test_importing_data_is_light():
-    code = (
-        "import sys, jaxrl_llm.data as data; data.take; data.from_file;"
-        "print([m for m in ('datasets', 'tokenizers', 'reasoning_gym', 'flax')"
-        " if m in sys.modules]);"
-        "print(set(data.__all__) <= set(dir(data)))"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert told.stdout.split("\n")[:2] == ["[]", "True"]
 
 
 def test_an_unknown_name():

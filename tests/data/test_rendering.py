@@ -183,7 +183,7 @@ def tokenizers(smollm2):
 NAMES = ["smollm2", "qwen2.5", "qwen3", "llama-3", "byte"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_turns_appended_are_the_conversation_rendered(tokenizers, name):
     tokenizer = tokenizers[name]
     renderer = make_renderer(tokenizer, system="Be brief.")
@@ -564,7 +564,7 @@ def test_a_template_that_changes_turns_is_refused():
         make_renderer(pretrained("{{ messages[0].content }}", ["<|im_end|>"]))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama-3"])
+@for_each("name", ["qwen3", "llama-3"])
 def test_the_package_s_renderers_are_renderers(tokenizers, name):
     pytest.importorskip("httpx", reason="renderers imports it")
     pytest.importorskip("renderers", reason="the package is an extra")

@@ -38,7 +38,7 @@ def file(request, tmp_path):
     return path
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json"])
+@for_each("kind", ["jsonl", "json"])
 def test_values_are_those_of_the_file(tmp_path, kind):
     answers = ["2024-01-15", 1, 2.5, ["Eiffel Tower", "La Tour Eiffel"]]
     answers = [12345678901234567890123, *answers] if kind == "jsonl" else answers
@@ -57,7 +57,7 @@ def test_values_are_those_of_the_file(tmp_path, kind):
     assert jr.rewards.exact_match("", "la tour eiffel", first.metadata) == 1.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value, text",
     [
         (0.00001, "0.00001"),
@@ -136,7 +136,7 @@ FIRST = b'{"prompt": "a", "answer": "1"}\n'
 UNREADABLE = "f.jsonl' cannot be read as json: "
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "content", "told"),
     [
         ("sums.csv", b"prompt,answer", "sums.csv' must end in one of .json, .jsonl, .parquet"),
@@ -191,6 +191,7 @@ def early_rows():
     return rows, "\n".join(map(json.dumps, rows))
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("name", ["f.jsonl", "f.json", "f.jsonl.gz", "repo"])
 def test_late_rows_may_have_values_of_other_types(tmp_path, hub, early_rows, name):
     early, lines = early_rows
@@ -251,7 +252,7 @@ def test_parts_of_splits_of_a_repository(hub, split, texts):
     assert "".join(from_hub(hub, split=split, answer_field=None).texts) == texts
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content", "told"),
     [
         ('[\n{"prompt": "a"},\n{"prompt": "b" "c": 1}\n]', "line 3 is not JSON .* column 16"),
@@ -273,7 +274,7 @@ def test_the_line_of_a_fault_is_that_of_the_file(tmp_path, content, told):
         from_file(tmp_path / "f.json", answer_field=None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("row", "line"),
     [
         (r'{"prompt": "b\ud800"}', 2),
@@ -285,7 +286,7 @@ def test_the_line_of_a_fault_is_that_of_the_file(tmp_path, content, told):
         (r'{"prompt": "b"} {"prompt": "\ud83d\\ude00"}', 2),
     ],
 )
-@pytest.mark.parametrize("form", ["lines", "list"])
+@for_each("form", ["lines", "list"])
 def test_half_a_character_is_named_with_its_line(tmp_path, row, line, form):
     text = '{"prompt": "a"}\n' + row
     if form == "list":
@@ -312,7 +313,7 @@ def test_objects_may_share_a_line_and_go_on_over_lines(tmp_path):
     assert [(row.text, row.metadata["b"]) for row in rows] == [("a", [1]), ("c", None), ("d", None)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "places"),
     [
         ('\n{"prompt": "a"}\r\n \n\n{"prompt": "b"}', ["line 2", "line 5"]),
@@ -377,8 +378,8 @@ def nested(depth, text="deep"):
     return '{"prompt": "a", "answer": "1", "more": ' + lists + "}\n"
 
 
-@pytest.mark.parametrize("depth", [64, 5_000, 100_000])
-@pytest.mark.parametrize(("name", "line"), [("f.jsonl", 2), ("f.json", 1)])
+@for_each("depth", [64, 5_000, 100_000])
+@for_each(("name", "line"), [("f.jsonl", 2), ("f.json", 1)])
 def test_a_row_that_is_nested_too_deeply_is_named(tmp_path, name, line, depth):
     (tmp_path / name).write_text(nested(2) * (line - 1) + nested(depth))
     told = f"from_file: line {line} of '.*{name}' is nested more than 63 "
@@ -421,7 +422,8 @@ def zipped(rows):
 )
 def test_what_datasets_unpacks_is_checked_as_it_reads_it(hub, name, pack, told):
     file = pathlib.Path(hub, name)
-    pathlib.Path(hub, "train.jsonl").unlink()
+    for other in pathlib.Path(hub).iterdir():
+        other.unlink()
     file.write_bytes(pack((nested(2) + nested(64)).encode()))
     with pytest.raises(
         ValueError, match=r"from_hub: line 2 of '(.*)' is nested more than"
@@ -447,7 +449,7 @@ def test_a_row_may_be_nested_and_its_texts_may_hold_brackets(tmp_path):
     assert value == text
 
 
-@pytest.mark.parametrize("missing", ["prompt", "answer"])
+@for_each("missing", ["prompt", "answer"])
 def test_a_missing_field_is_named(tmp_path, missing):
     rows = [{k: v for k, v in row.items() if k != missing} for row in ROWS]
     with pytest.raises(ValueError, match=f"has no field '{missing}'; its fields are .*level"):
@@ -532,7 +534,7 @@ def test_a_position_that_may_be_the_choice_itself_is_told(tmp_path):
     assert [x.answer for x in from_file(path)] == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@for_each("kind", ["jsonl", "parquet"])
 def test_answers_and_choices_as_the_hub_has_them(tmp_path, kind):
     def read(row, **options):
         path = tmp_path / f"rows.{kind}"

@@ -275,7 +275,7 @@ def test_tools_have_the_template_of_that_name(tmp_path):
         load_tokenizer(folder)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "text", "error", "message"),
     [
         ("tokenizer.json", None, FileNotFoundError, r"holds no tokenizer\.json"),
@@ -285,7 +285,7 @@ def test_tools_have_the_template_of_that_name(tmp_path):
     ],
 )
 def test_broken_folders(tmp_path, name, text, error, message):
-    folder = make_folder(tmp_path / "m")
+    folder = make_folder(tmp_path / str(len(list(tmp_path.iterdir()))))
     if text is None:
         (folder / name).unlink()
     else:
@@ -310,7 +310,7 @@ def replace(pattern):
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": "-"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "step", "told"),
     [
         ("pre_tokenizer", split("(x+)+y"), r"'\(x\+\)\+y' fails on .* that begin with 'x.*limit"),
@@ -324,7 +324,7 @@ def test_an_expression_that_backtracks_without_bound_is_refused(
 ):
     monkeypatch.setattr(patterns, "_CPU_SECONDS", 1)
     with pytest.raises(ValueError, match=rf"load_tokenizer: .*tokenizer\.json .*{told}"):
-        load_tokenizer(with_step(tmp_path / "m", name, step))
+        load_tokenizer(with_step(tmp_path / str(len(list(tmp_path.iterdir()))), name, step))
 
 
 def test_expressions_of_published_tokenizers_are_not(tmp_path):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from rows import for_each
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -28,7 +29,7 @@ def tokenizer(**options):
     return PretrainedTokenizer(backend, **given | options), ids
 
 
-@pytest.mark.parametrize("bos", [True, False])
+@for_each("bos", [True, False])
 def test_what_is_written_is_read_back(tmp_path, bos):
     _, ids = tokenizer()
     ours, _ = tokenizer(prefix_ids=[ids["<s>"]] if bos else [])
