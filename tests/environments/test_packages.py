@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.environments.adapters import packages
 
@@ -14,7 +15,7 @@ EXTRAS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("package", "extra"),
     [
         ("gymnasium", "envs"),

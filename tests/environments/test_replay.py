@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.environments import Observation, Parsed, Replay
 from jaxrl_llm.testing import check_env
@@ -53,7 +54,8 @@ def clean():
     OPEN.clear()
     STARTED.clear()
     yield
-    gc.collect()
+    if any(counter.closed != 1 for counter in STARTED):  # only then, as it takes a second
+        gc.collect()
     assert all(counter.closed == 1 for counter in STARTED)
 
 
@@ -107,7 +109,7 @@ def test_waiting_instances_are_bounded_and_the_oldest_is_closed():
     assert seen.messages[0]["content"] == "1" and len(OPEN) == 2
 
 
-@pytest.mark.parametrize("text", ["99", "-99"])
+@for_each("text", ["99", "-99"])
 def test_an_ended_episode_closes_its_instance_and_is_not_stepped(text):
     env = Counting()
     state, seen = env.step(env.reset({}, 0)[0], Parsed(text))
@@ -206,10 +208,10 @@ class Costs(Counting):
 
 def wait_until_closed():
     """Instances that a limit ends close in threads of their own."""
-    for _ in range(200):
+    for _ in range(6000):
         if not OPEN:
             return
-        time.sleep(0.05)
+        time.sleep(0.01)
     raise AssertionError("an instance is open")
 
 
@@ -238,9 +240,11 @@ def test_a_limit_of_the_run_closes_an_instance_that_says_nothing_of_it():
 
 
 def test_close_waits_for_those_that_a_limit_ends():
+    may_close = threading.Event()
+
     class Slow(Counter):
         def close(self):
-            time.sleep(0.5)
+            assert may_close.wait(60)
             super().close()
 
     class Slowly(Counting):
@@ -248,9 +252,9 @@ def test_close_waits_for_those_that_a_limit_ends():
             return Slow(0), Observation([{"role": "user", "content": "0"}])
 
     env = Slowly()
-    begun = time.monotonic()
     assert env.truncation_reward(env.reset({}, 0)[0], "turns", None) == 0
-    assert OPEN and time.monotonic() - begun < 0.5
+    assert OPEN  # it does not wait
+    threading.Timer(0.05, may_close.set).start()
     env.close()
     assert not OPEN
 
@@ -263,7 +267,8 @@ def test_closes_with_the_environment_and_goes_on_after_close():
     env.step(state, Parsed("1"))
     assert len(OPEN) == 1
     del env
-    gc.collect()
+    if OPEN:
+        gc.collect()
     assert not OPEN
 
 

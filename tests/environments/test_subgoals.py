@@ -117,7 +117,7 @@ class Later(NumberGuess):
         return NumberGuess.step(self, state, action)
 
 
-@pytest.mark.parametrize("env", [NumberGuess(), Later()])
+@for_each("env", [NumberGuess(), Later()])
 def test_the_laws_of_environments(env):
     check_env(Subgoals(env), [{"secret": 3}], [TURN.format(5), "2"])
 

@@ -125,6 +125,7 @@ def test_an_unknown_challenge_is_refused(folder):
         TextWorld("coins", folder=folder).reset({}, 0)
 
 
+@pytest.mark.slow
 def test_the_games_of_the_main_job_are_as_it_tells(tmp_path):
     names = runpy.run_path(str(Path(__file__).parents[2] / "configs" / "textworld.py"))
     config, rows = names["config"], names["prompts"]()
