@@ -1,4 +1,3 @@
-import subprocess
 import sys
 import threading
 import time
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from rows import for_each
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import last_integer, last_integer_vote, score
+from jaxrl_llm.rewards import last_integer, last_integer_vote
 
 LAST = [
     ("4", 4),
@@ -105,7 +104,11 @@ def test_any_integer_after_an_equals_sign(value, before):
     assert last_integer("", f"{before}= {value:,}.", {"answer": value}) == 1.0
 
 
-@given(st.text(max_size=60))
+# Parts of numbers in several scripts, and what stands around them; all of Unicode takes a second.
+PARTS = "0479-+\u2212\u2013,.$\\{}()[] \n\t#*=/^%eAx\xe9\u0663\uff14\xbd\xb2\0"
+
+
+@given(st.text(st.sampled_from(PARTS), max_size=60))
 def test_no_text_raises(text):
     assert last_integer("", text, {"answer": 4}) in (0.0, 1.0)
 
@@ -272,17 +275,7 @@ def test_math_verify_refuses_an_answer_that_it_cannot_read(answer):
         rewards.math_verify("", "4", {"answer": answer})
 
 
-def test_an_answer_of_prose_ends_the_scoring_and_is_named():
-    rows = [{"id": "sum", "answer": "4"}, {"id": "sky", "answer": "blue"}]
-    message = r"cannot grade prompt 1 \(id 'sky'\): RewardError: math_verify: .* got 'blue'"
-    with (
-        rewards.math_verify_pool(workers=1, deadline=20.0) as pool,
-        pytest.raises(rewards.RewardError, match=message),
-    ):
-        score(pool, ["p"] * 2, ["4", "blue"], rows)
-
-
-@pytest.mark.parametrize(
+@for_each(
     ("module", "call"),
     [
         ("math_verify", lambda: rewards.math_verify("", "4", {"answer": "4"})),
@@ -310,18 +303,6 @@ def test_towers_of_powers_are_not_evaluated(answer, box):
     start = time.process_time()
     assert rewards.boxed_math("", rf"\boxed{{{box}}}", {"answer": answer}) == 0.0
     assert time.process_time() - start < 5.0
-
-
-def test_rewards_import_nothing_heavy():
-    code = (
-        "import sys, jaxrl_llm.rewards;"
-        "print([m for m in ('math_verify', 'sympy', 'reasoning_gym', 'datasets', 'flax')"
-        " if m in sys.modules])"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert told.stdout.strip() == "[]"
 
 
 @for_each(

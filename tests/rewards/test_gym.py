@@ -56,7 +56,7 @@ def test_without_a_sandbox_it_is_refused_unless_trusted(monkeypatch):
     assert rewards.reasoning_gym("chain_sum", trust=True)("", "4", {"entry": ENTRY}) == 1.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("task", "reply"),
     [
         ("prime_factorization", "I do not know."),
@@ -66,7 +66,7 @@ def test_without_a_sandbox_it_is_refused_unless_trusted(monkeypatch):
         ("coin_flip", "-inf"),
     ],
 )
-@pytest.mark.parametrize("trust", [False, True])
+@for_each("trust", [False, True])
 def test_a_reply_on_which_a_scorer_raises_is_wrong(task, reply, trust, recwarn):
     (row,) = from_reasoning_gym(task, size=1, seed=3)
     reward = rewards.reasoning_gym(task, trust=trust)
@@ -87,7 +87,7 @@ def test_an_entry_that_no_reply_can_satisfy_is_a_fault_of_the_entry():
         assert rewards.reasoning_gym("boxnet")("", "5", row.metadata) == 0.0
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1.5, -0.1])
+@for_each("value", [float("nan"), 1.5, -0.1])
 def test_a_score_outside_of_its_range_is_a_fault(value, monkeypatch):
     reward = rewards.reasoning_gym("chain_sum", trust=True)
     monkeypatch.setattr(reward._dataset, "score_answer", lambda answer, entry: value)
@@ -152,7 +152,7 @@ def test_a_sandbox_that_ended_is_started_again():
     assert values == [1.0] * 3 and reward._idle != [service]
     pid = reward._idle[0]._process.pid
     reward = None
-    for _ in range(100):
+    for _ in range(600):
         if not os.path.exists(f"/proc/{pid}"):
             return
         time.sleep(0.1)

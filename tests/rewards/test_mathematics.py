@@ -26,10 +26,12 @@ def boxed(answer, reply):
     return rewards.boxed_math("", rf"\boxed{{{reply}}}", {"answer": answer})
 
 
-def test_golden_pairs_in_both_directions():
+@pytest.mark.of_many
+@pytest.mark.parametrize("part", range(4))
+def test_golden_pairs_in_both_directions(part):
     assert len(KINDS) == 40 and {len(x[v]) for x in KINDS.values() for v in x} == {5}
     wrong = {"equal": [], "different": []}
-    for kind, verdicts in KINDS.items():
+    for kind, verdicts in list(KINDS.items())[part::4]:
         for verdict, pairs in verdicts.items():
             for a, b in (x for pair in pairs for x in (pair, pair[::-1])):
                 if boxed(a, b) != (verdict == "equal"):
@@ -86,7 +88,7 @@ def test_the_answer_in_prose_is_the_whole_formula(reply, answer, right):
     assert rewards.reasoning_accuracy("", f"7</think>{reply}", {"answer": answer}) == right
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "pairs"),
     {
         "exact decimals": [
@@ -194,7 +196,7 @@ def test_an_answer_of_prose_has_one_formula(answer, right, wrong):
     assert not any(boxed(answer, x) for x in wrong)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "\\(" * 9_999,
@@ -335,7 +337,7 @@ def test_votes_agree_with_the_grader():
     assert not apart and not joined
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("same", "other"),
     [
         (["1/2", "0.5", r"\frac12", "x = .50", r"$\dfrac{2}{4}$", r"0.5\text{ cm}"], "-1/2"),
@@ -369,12 +371,15 @@ def test_equal_answers_are_one_vote(same, other):
 def test_votes_and_pools_pass_on_the_check_of_rows():
     vote = rewards.majority_vote(rewards.boxed_math)
     assert row_check(vote)({}) is None  # a question without an answer
-    with (
-        rewards.math_verify_pool(vote, workers=1, deadline=20.0) as pool,
-        pytest.raises(RewardError, match="boxed_math: metadata"),
-    ):
-        pool.check_row({"answer": ""})
     assert row_check(rewards.think_format) is None
+    rows = [{"id": "sum", "answer": "4"}, {"id": "sky", "answer": "blue"}]
+    with rewards.math_verify_pool(vote, workers=1, deadline=60.0) as pool:
+        with pytest.raises(RewardError, match="boxed_math: metadata"):
+            pool.check_row({"answer": ""})
+        # An answer of prose ends the scoring and is named.
+        told = r"cannot grade prompt 1 \(id 'sky'\): RewardError: boxed_math: .* got 'blue'"
+        with pytest.raises(RewardError, match=told):
+            rewards.score(pool, ["p"] * 2, [r"\boxed{4}"] * 2, rows)
 
 
 @for_each(
