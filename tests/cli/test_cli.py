@@ -59,12 +59,38 @@ def hangs(prompt, completion, metadata):
 
 config = dataclasses.replace(config, steps=2, CHANGES)
 """
+# A worker that imports a config needs its reward alone; all the rest would make it import JAX.
+LIGHT = """
+import os
+
+def FUNCTION
+
+if os.getpid() == PROCESS:
+    import dataclasses
+    from tiny_run import CONFIG as config
+    from jaxrl_llm.rewards import VerifierPool
+
+    config = dataclasses.replace(config, CHANGES)
+"""
+
+
+def light_config(path, function, changes):
+    text = LIGHT.replace("FUNCTION", function).replace("CHANGES", changes)
+    path.write_text(text.replace("PROCESS", str(os.getpid())))
+    return path
 
 
 def config_file(folder, changes="", name="my_run.py"):
     path = folder / name
     path.write_text(CONFIG.replace("CHANGES", changes))
     return str(path)
+
+
+def own_folder(tmp_path):
+    """A folder for one row of a table."""
+    folder = tmp_path / f"row{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    return folder
 
 
 def run(capsys, *arguments):
@@ -91,23 +117,35 @@ def test_help_names_every_command(capsys):
         assert code == 0 and out.startswith(f"usage: jaxrl-llm {name}")
 
 
-def test_help_does_not_wait_for_heavy_imports():
-    code = (
-        "import sys; from jaxrl_llm.cli import main; main(['--help']); "
-        "sys.exit(bool({'flax', 'orbax', 'datasets', 'tyro', 'matplotlib'} & set(sys.modules)))"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+LIGHTLY = """
+import runpy, sys
+
+HEAVY = {"datasets", "flax", "math_verify", "matplotlib", "orbax", "reasoning_gym", "sympy"}
+
+def check():
+    found = (HEAVY | {"tokenizers", "tyro"}) & set(sys.modules)
+    assert not found, found
+
+import jaxrl_llm.rewards
+check()
+import jaxrl_llm.data as data
+data.take, data.from_file
+check()
+assert set(data.__all__) <= set(dir(data))
+from jaxrl_llm.cli import main
+main(["--help"])
+check()
+sys.argv = ["jaxrl-llm", "--version"]
+runpy.run_module("jaxrl_llm", run_name="__main__")
+"""
 
 
-def test_the_module_is_the_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxrl_llm", "--version"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert re.fullmatch(r"jaxrl-llm \d+\.\d+\.\d+\n", done.stdout)
+def test_nothing_heavy_is_imported_until_it_is_used():
+    """By the rewards, the data and the help of the command; and the module is the command."""
+    words = [sys.executable, "-c", LIGHTLY]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\njaxrl-llm \d+\.\d+\.\d+\n$", done.stdout)
 
 
 def test_a_command_compiles_with_functions_copied_late(monkeypatch, capsys):
@@ -119,7 +157,7 @@ def test_a_command_compiles_with_functions_copied_late(monkeypatch, capsys):
     assert cli.main(["sample", "--nothing"]) == 2 and len(calls) == 1
 
 
-@pytest.mark.parametrize(("command", "keeps"), [("train", True), ("sample", False)])
+@for_each(("command", "keeps"), [("train", True), ("sample", False)])
 def test_a_process_that_trains_keeps_the_memory_of_its_steps(command, keeps, monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append(command))
@@ -139,7 +177,7 @@ def test_methods(capsys):
     assert code == 0 and json.loads(out)[0]["key"] == "grpo"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "part"),
     [
         (["trian"], "no command 'trian'. Did you mean 'train'?"),
@@ -191,7 +229,7 @@ def test_unknown_options_come_with_a_suggestion(capsys, tmp_path):
     assert code == 2 and "--steps" in err
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "part"),
     [
         (["--sampling.group-size", "1"], "group_size must be at least 2; got 1"),
@@ -210,7 +248,7 @@ def test_options_that_do_not_fit_are_exit_code_2(capsys, tmp_path, options, part
     assert "Traceback" not in err and not run_dir.exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "part"),
     [
         ("config = 3", "it defines it as 3"),
@@ -229,7 +267,7 @@ def test_config_files_without_a_config(capsys, tmp_path, text, part):
     one_sentence(err, part, "bad.py")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "options", "code", "parts"),
     [
         ("reward=bad", [], 1, ["gave None", "prompt 0 (id 'q"]),
@@ -259,6 +297,7 @@ def test_config_files_without_a_config(capsys, tmp_path, text, part):
 def test_what_is_wrong_with_a_command_is_exit_code_2(
     capsys, tmp_path, monkeypatch, changes, options, code, parts
 ):
+    tmp_path = own_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").write_text("")
     path = config_file(tmp_path, changes)
@@ -301,7 +340,7 @@ def test_a_config_of_another_encoding_is_refused(capsys, tmp_path):
     one_sentence(err, "my_run.py' fails: ")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "part"),
     [
         ('{\n"config": ', "is damaged: line 2: "),
@@ -326,7 +365,7 @@ def test_which_process_this_is_is_no_setting_of_the_run():
     assert train.config_words(words, "a.py") == kept
 
 
-@pytest.mark.parametrize(("config", "told"), [("config", True), ("game", False)])
+@for_each(("config", "told"), [("config", True), ("game", False)])
 def test_only_a_reward_is_asked_how_an_answer_is_extracted(capsys, monkeypatch, config, told):
     right = np.eye(4)
     found = accuracy(right)._replace(at_k=at_k(right > 0, [1]))
@@ -432,17 +471,19 @@ def test_a_run_imports_a_module_that_is_called_as_its_copy_of_the_config(tmp_pat
     home, folder = tmp_path / "home", tmp_path / "run"
     home.mkdir(), folder.mkdir()
     (home / "config.py").write_text("STEPS = 5\ndef worth(*_):\n    return 0.25\n")
-    path = Path(config_file(home, "steps=sibling.STEPS, reward=VerifierPool(worth, workers=1)"))
-    text = "import config as sibling\n" + path.read_text().replace("steps=2, ", "")
-    text = text.replace("def bad", "def worth(*_):\n    return sibling.worth()\n\ndef bad")
-    (folder / "config.py").write_text(text)
+    path = light_config(
+        folder / "config.py",
+        "worth(*_):\n    return sibling.worth()\n",
+        "steps=sibling.STEPS, reward=VerifierPool(worth, workers=1)",
+    )
+    path.write_text("import config as sibling\n" + path.read_text())
     record = {"config": "my_run.py", "folder": str(home), "overrides": ["--seed", "3"]}
     (folder / "run.json").write_text(json.dumps(record))
     trust.note(trust.digest_of((folder / "config.py").read_bytes(), record))
-    # The workers import the config as a module, and it imports the tiny run. Runs that other tests
-    # have read in this process have left their folders in the path, some with a config.py.
+    # Runs that other tests have read in this process have left their folders in the path, some with
+    # a config.py.
     others = [each for each in sys.path if not Path(each, "config.py").is_file()]
-    monkeypatch.setattr(sys, "path", [*others, str(ROOT / "tests" / "train")])
+    monkeypatch.setattr(sys, "path", others)
     monkeypatch.delitem(sys.modules, "config", raising=False)
     config, run_dir = load_target(str(folder))
     monkeypatch.delitem(sys.modules, "config")
@@ -452,11 +493,11 @@ def test_a_run_imports_a_module_that_is_called_as_its_copy_of_the_config(tmp_pat
 
 
 def test_a_config_with_the_name_of_a_module_that_it_uses_does_not_hide_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests" / "train")])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    path = Path(config_file(tmp_path, "reward=VerifierPool(red, workers=1)", name="colorsys.py"))
-    red = "def red(*_):\n    import colorsys\n    return colorsys.hls_to_rgb(0.0, 0.25, 1.0)[0]\n\n"
-    path.write_text(path.read_text().replace("def bad", f"{red}def bad"))
+    red = "red(*_):\n    import colorsys\n    return colorsys.hls_to_rgb(0.0, 0.25, 1.0)[0]\n"
+    path = tmp_path / "colorsys.py"
+    light_config(path, red, "reward=VerifierPool(red, workers=1)")
     with load_config(path).reward as reward:
         assert rewards.score(reward, ["p"], ["c"], [{}]).rewards.tolist() == [0.5]
 
@@ -561,12 +602,20 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
     one_sentence(err, "holds no questions out")
 
 
-def test_options_start_no_processes(monkeypatch):
+@pytest.fixture
+def light_reward(tmp_path, monkeypatch):
+    """A module whose reward a worker imports at once, without the library."""
+    text = "def right(prompt, completion, metadata):\n    return float(completion == '4')\n"
+    (tmp_path / "light_reward.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_options_start_no_processes(monkeypatch, light_reward):
     started = []
 
     def pool(reward):
         started.append(reward)
-        return VerifierPool("jaxrl_llm.rewards:last_integer", workers=1)
+        return VerifierPool("light_reward:right", workers=1)
 
     monkeypatch.setattr(rewards, "math_verify_pool", pool)
     reward = find_reward("math_verify")
@@ -576,14 +625,14 @@ def test_options_start_no_processes(monkeypatch):
     assert reward("p", "5", {"answer": "4"}) == 0.0 and started == [rewards.math_verify]
 
 
-def test_programs_run_in_processes_too(monkeypatch):
+def test_programs_run_in_processes_too(monkeypatch, light_reward):
     """Else one that loops would hold up all the others, and end the run at its deadline."""
     pools = []
 
     class Pool(VerifierPool):
         def __init__(self, reward, *, workers, deadline):
             pools.append((reward, workers, deadline))
-            super().__init__("jaxrl_llm.rewards:last_integer", workers=1)
+            super().__init__("light_reward:right", workers=1)
 
     monkeypatch.setattr(rewards, "VerifierPool", Pool)
     reward = find_reward("code_stdio")

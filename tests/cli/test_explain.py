@@ -33,7 +33,7 @@ def test_a_preset_is_compared_with_another(capsys):
     assert "(dapo: dapo_clip(" in out
 
 
-@pytest.mark.parametrize("words", [["gspo", "dapo"], ["--beside", "grpo", "gspo", "dapo"]])
+@for_each("words", [["gspo", "dapo"], ["--beside", "grpo", "gspo", "dapo"]])
 def test_two_names_without_an_option_are_told_how_to_compare(capsys, words):
     code, _, err = shown(capsys, *words)
     assert code == 2 and "jaxrl-llm explain gspo --beside dapo" in err
@@ -50,6 +50,7 @@ def test_places_are_those_of_the_code(capsys):
         assert lines[0].startswith(f"def {name}(")
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("names", [sorted(PRESETS)[i::8] for i in range(8)])
 def test_every_preset_is_explained(names):
     for name in names:
@@ -86,13 +87,13 @@ def test_numbers_stand_only_in_the_place_of_options(name, shown, hidden):
     assert shown in text and hidden not in text
 
 
-@pytest.mark.parametrize("name", sorted(EVOLUTION_PRESETS))
+@for_each("name", sorted(EVOLUTION_PRESETS))
 def test_evolution_is_explained(capsys, name):
     code, out, _ = shown(capsys, name)
     assert code == 0 and out.startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "words"),
     [
         ("dappo", "Did you mean 'dapo'"),

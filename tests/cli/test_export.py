@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -13,7 +14,7 @@ from test_cli import config_file, one_sentence, run
 from tiny_run import CONFIG, model
 
 import jaxrl_llm as jr
-from jaxrl_llm.cli import export, options
+from jaxrl_llm.cli import export, options, trust
 from jaxrl_llm.models import load_model
 from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import (
@@ -184,10 +185,13 @@ def test_what_cannot_be_done_is_one_sentence(capsys, trained, tmp_path):
 
 def test_a_run_of_a_model_of_ones_own_is_one_sentence(capsys, tmp_path, monkeypatch):
     """Before its checkpoint is read: there is none here."""
-    path = config_file(tmp_path, "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)")
     run_dir, new = tmp_path / "run", tmp_path / "new"
-    assert run(capsys, "train", path, "--run-dir", run_dir, "--steps", 1)[0] == 0
-    shutil.rmtree(run_dir / "checkpoints")
+    run_dir.mkdir()
+    changes = "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)"
+    text = config_file(run_dir, changes, name="config.py")
+    record = {"config": "my_run.py", "folder": str(tmp_path), "overrides": []}
+    (run_dir / "run.json").write_text(json.dumps(record))
+    trust.note(trust.digest_of(Path(text).read_bytes(), record))
     own = SimpleNamespace(**vars(model()[0].config))
     load = export.load_model
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 from test_cli import config_file, one_sentence, run
 from tiny_run import model
 
@@ -191,7 +192,7 @@ def test_checkpoints_are_averaged_and_models_merged_by_the_commands_of_the_catal
     assert_same(loaded(tmp_path / "trained")[0], loaded(tmp_path / "merged")[0], atol=1e-6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "message"),
     [
         ([], "--method average needs at least 2 models; got 1"),

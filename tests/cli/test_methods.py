@@ -111,7 +111,7 @@ def test_presets_by_name_train(capsys, tmp_path):
     assert code == 0 and "The checkpoint of step 2" in out, err
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "code", "parts"),
     [
         ("gdpo", 1, ["keeps several rewards apart, but the reward returns one number"]),
@@ -157,7 +157,7 @@ def test_every_preset_is_a_recipe_of_the_example_config():
     assert options.parse_config(config, words).critic_optimizer.learning_rate == 1e-3
 
 
-@pytest.mark.parametrize("name", EVOLUTION_PRESETS)
+@for_each("name", EVOLUTION_PRESETS)
 def test_a_preset_of_evolution_is_a_recipe_of_the_example_config(capsys, name):
     config = options.load_config(ROOT / "configs" / "tiny.py")
     words = ["--recipe", name, "--remat", "full"]

@@ -70,16 +70,22 @@ def test_targets(path):
         options.load_target("nowhere.py:short")
 
 
-def test_a_named_configuration_trains_and_goes_on(capsys, path):
-    named = f"{path}:short"
-    code, out, err = run(capsys, "train", named, "--optimizer.learning-rate", "3e-3")
+def test_a_named_configuration_trains_and_is_recorded(capsys, path):
+    named, words = f"{path}:short", ["--optimizer.learning-rate", "3e-3"]
+    code, out, err = run(capsys, "train", named, *words)
     assert code == 0 and "The checkpoint of step 1" in out, err
     record = json.loads(Path("runs/short/run.json").read_text())
     assert record["config"] == named
-    assert record["overrides"] == ["--optimizer.learning-rate", "3e-3"]
+    assert record["overrides"] == words
     # A run knows which of the configurations it is of.
     config = options.load_target("runs/short").config
     assert (config.steps, config.optimizer.learning_rate) == (1, 3e-3)
+
+
+@pytest.mark.slow
+def test_a_named_run_is_evaluated_sampled_and_continued(capsys, path):
+    named = f"{path}:short"
+    assert run(capsys, "train", named, "--optimizer.learning-rate", "3e-3")[0] == 0
     after = json.loads(Path("runs/short/metrics.jsonl").read_text().splitlines()[-1])["held_out"]
     code, out, err = run(capsys, "evaluate", "runs/short", "--json")
     assert code == 0 and json.loads(out) == after, err
@@ -94,8 +100,8 @@ def test_a_named_configuration_trains_and_goes_on(capsys, path):
     assert code == 0 and "1 held-out" in out, err
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-@pytest.mark.parametrize(
+@for_each("command", ["train", "evaluate"])
+@for_each(
     ("name", "parts"),
     [
         ("long", ["must define `long`", "it does not define `long`"]),
@@ -132,7 +138,7 @@ def test_the_quickstart_of_evolution_has_both_methods():
         assert getattr(evolved, shared) == getattr(trained, shared), shared
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
+@for_each("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
 def test_each_configuration_of_the_repository_takes_words(monkeypatch, path):
     monkeypatch.syspath_prepend(path.parent)  # one imports another
     named = {n: c for n, c in vars(load_module(path)).items() if isinstance(c, TrainConfig)}

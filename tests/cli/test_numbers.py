@@ -1,6 +1,6 @@
 """Numbers out of sense on the command line: one sentence before anything is loaded."""
 
-import pytest
+from rows import for_each
 from test_cli import config_file, one_sentence, run
 
 HUGE = str(2**64)
@@ -24,7 +24,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("words", "option", "value"), BAD)
+@for_each(("words", "option", "value"), BAD)
 def test_a_number_out_of_sense_is_refused(capsys, tmp_path, words, option, value):
     path = config_file(tmp_path)
     words = [path if word == "CONFIG" else word for word in words]

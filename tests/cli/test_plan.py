@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from test_cli import config_file, one_sentence, run
 
 
@@ -55,6 +56,7 @@ def test_options_without_effect(capsys, tmp_path):
     one_sentence(err, "rank 99 is above")
 
 
+@pytest.mark.slow
 def test_an_adapter_from_the_command_line(capsys, tmp_path):
     path, folder = config_file(tmp_path), tmp_path / "run"
     words = ["--lora.rank", "4", "--lora.targets", "q$", "v$", "--run-dir", folder]

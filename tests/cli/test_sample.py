@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli import UsageError, completions, main, options, sample
@@ -95,6 +96,7 @@ def test_a_file_streams_through_slots_into_jsonl(capsys):
             np.testing.assert_allclose(row[name], getattr(rollout, name)[i, k][mask].sum(), 1e-4)
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("changes", [("--slots", 1), ("--slots", 3), ("--n", 1)])
 def test_the_same_seed_gives_the_same_text_in_any_slots(capsys, changes):
     many, _ = run(capsys, "--file", "prompts.txt", "--n", 2, "--slots", 4, "--json")
@@ -110,8 +112,6 @@ def test_text_and_json_come_in_the_order_of_the_prompts(capsys):
     assert [line for line in out.splitlines() if line in {f"# {p}" for p in PROMPTS}] == [
         f"# {p}" for p in PROMPTS[:3]
     ]
-    again, _ = run(capsys, *PROMPTS[:3], "--temperature", 0, "--slots", 1)
-    assert again == out
     out, _ = run(capsys, "one", "--n", 2)
     assert out.startswith("1. ") and "\n2. " in out and "#" not in out.split("\n")[0][:2]
     out, _ = run(capsys, *PROMPTS, "--json", "--slots", 2)
@@ -161,7 +161,7 @@ def test_a_mark_of_byte_order_is_no_part_of_a_prompt(monkeypatch):
         assert completions.read_prompts((), file and Path(file))[0].text == "one"
 
 
-@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@for_each("errors", ["strict", "surrogateescape"])
 def test_a_pipe_that_is_not_utf8_is_named(errors, monkeypatch):
     pipe = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8", errors=errors)
     monkeypatch.setattr(sys, "stdin", pipe)
@@ -367,7 +367,7 @@ def test_commands_of_the_quickstart_have_options_that_exist():
     assert found[0].prompts and found[-1].out == Path("completions.jsonl")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "part"),
     [
         (["--n", "0"], "--n must be at least 1; got 0"),
@@ -394,7 +394,7 @@ def test_wrong_usage(capsys, arguments, part):
     assert part in " ".join(err.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "content", "part"),
     [
         ("a.txt", b"\n\n", "The file 'a.txt' holds no prompt"),
@@ -481,18 +481,18 @@ def test_a_completion_ends_where_the_template_ends_a_turn(capsys, monkeypatch):
 
     def make(model, **options):
         seen.append(options["stop_ids"])
-        return _make_engine(model, **options)
+        raise ValueError("make_engine: it is asked, and need not be made.")
 
     monkeypatch.setattr(sample, "make_engine", make)
-    run(capsys, "one")
-    run(capsys, "one", "--raw")
+    run(capsys, "one", code=2)
+    run(capsys, "one", "--raw", code=2)
     assert seen == [(258, 257), (258,)]
     data = DataConfig(prompts="questions.jsonl")
     for environment in (None, object()):  # as the run sampled, with an environment or without
         config = SimpleNamespace(data=data, environment=environment)
         policy = options.Policy(*tiny(), Template(), config)
         monkeypatch.setattr(options, "load_policy", lambda *args, policy=policy, **kwargs: policy)
-        run(capsys, "one")
+        run(capsys, "one", code=2)
         assert seen.pop() == (258, 257)
 
 
@@ -518,7 +518,7 @@ class Shown:
         self.tokens = np.array(ids)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "stops", "pieces"),
     [
         ("aé€b", (), ["a", "", "é", "", "", "€", "b"]),

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli import UsageError, main, options, serve
@@ -34,7 +35,7 @@ sys.exit(main(["serve", "tiny", "--port", "0", "--max-new-tokens", "192", *sys.a
 """
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "part"),
     [
         (["--slots", "0"], "--slots must be at least 1; got 0"),
@@ -90,6 +91,7 @@ def test_a_run_without_a_chat_template_is_asked_as_it_was_trained(monkeypatch):
     assert prompts == [asked, tokenizer.encode("2+2\n")]
 
 
+@pytest.mark.of_many
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_that_were_replaced_are_not_kept(dtype, monkeypatch):
     known = []

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from rows import for_each
 from test_cli import config_file, one_sentence, run
 
 from jaxrl_llm.cli import UsageError, options, trust
@@ -48,7 +49,7 @@ COMMANDS = [
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its socket
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+@for_each("words", COMMANDS, ids=lambda words: words[0])
 def test_a_run_from_elsewhere_is_not_executed(capsys, tmp_path, folder, words):
     code, out, err = run(capsys, *(word.format(folder) for word in words))
     assert code == 2 and out in ("", f"Loading {folder} ...\n")
