@@ -10,153 +10,88 @@ import pytest
 from rows import for_each
 
 from jaxrl_llm.core import checks, compose
+from jaxrl_llm.core.checks import (
+    check_bool,
+    check_float,
+    check_integer,
+    check_mask,
+    check_min_rank,
+    check_no_effect,
+    check_non_negative,
+    check_option,
+    check_positive,
+    check_rank,
+    check_same_shape,
+    check_shape,
+    check_share,
+)
 
 X = jnp.zeros((2, 3))
 
 
+# What is wrong with an argument of the function F, as its error says it.
+F = "f"
+WRONG_VALUES = [
+    (lambda: check_rank(F, 1, rewards=X), r"rewards must have 1 axis; got shape \(2, 3\)\."),
+    (lambda: check_rank(F, 3, rewards=X), r"rewards must have 3 axes; got shape \(2, 3\)\."),
+    (lambda: check_min_rank(F, 3, a=X), r"a must have at least 3 axes; got shape \(2, 3\)\."),
+    (
+        lambda: check_same_shape(F, a=X, skipped=None, b=X[:, :2]),
+        r"these must have the same shape: a \(2, 3\), b \(2, 2\)\.",
+    ),
+    (lambda: check_shape(F, "mask", X, (2, 4)), r"mask must have shape \(2, 4\); got \(2, 3\)\."),
+    (
+        lambda: check_option(F, "scale", "groop", ("group", "batch")),
+        r"scale must be one of 'group', 'batch'; got 'groop'. Did you mean 'group'\?",
+    ),
+    (
+        lambda: check_option(F, "scale", "none", ("std", None)),
+        r"scale must be one of 'std', None; got 'none'. Did you mean None\?",
+    ),
+    (lambda: check_option(F, "ddof", 3, (0, 1)), r"ddof must be one of 0, 1; got 3\.$"),
+    (lambda: check_positive(F, eps=0), r"eps must be above 0; got 0\."),
+    (lambda: check_positive(F, eps=float("nan")), "eps must be above 0; got nan"),
+    (lambda: check_positive(F, eps=jnp.float32(-1)), "eps must be above 0; got -1"),
+    (lambda: check_non_negative(F, coef=-0.5), r"coef must not be negative; got -0\.5\."),
+    (lambda: check_non_negative(F, coef=float("nan")), "coef must not be negative; got nan"),
+    (lambda: check_share(F, share=np.float32(1.5)), r"share must be in \[0, 1\]; got 1\.5\."),
+    (lambda: check_share(F, share=jnp.float32(-1)), r"share must be in \[0, 1\]; got -1\."),
+    (lambda: check_share(F, share=float("nan")), r"share must be in \[0, 1\]; got nan"),
+    (lambda: check_share(F, one=False, rho=np.int64(1)), r"rho must be in \[0, 1\); got 1\."),
+    (lambda: check_share(F, zero=False, rate=0), r"rate must be in \(0, 1\]; got 0\."),
+    (
+        lambda: check_no_effect(F, "with scale='none'", ddof=None, eps=0.1),
+        r"eps=0\.1 has no effect with scale='none'; leave it out\.$",
+    ),
+]
+WRONG_TYPES = [
+    (
+        lambda: check_bool(F, mask=X),
+        r"mask must be bool, True = keep; got float32 of shape \(2, 3\)\.",
+    ),
+    (
+        lambda: check_float(F, logp=X > 0),
+        r"logp must be floating point; got bool of shape \(2, 3\)\.",
+    ),
+    (
+        lambda: check_integer(F, tokens=X),
+        r"tokens must hold integers; got float32 of shape \(2, 3\)\.",
+    ),
+    (lambda: check_mask(F, None, name="keep"), "keep must be a bool array, True = keep; got None"),
+    (lambda: check_positive(F, eps="small"), "eps must be a number; got 'small'"),
+    (lambda: check_share(F, share="half"), "share must be a number; got 'half'"),
+    (lambda: check_float(F, logp=[1.0, 2.0]), "logp must be an array; got list"),
+    (lambda: check_rank(F, 1, rewards=[1.0, 2.0]), "rewards must be an array; got list"),
+    (lambda: check_bool(F, mask="yes"), "mask must be an array; got str"),
+]
+
+
 @for_each(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: checks.check_rank("f", 1, rewards=X),
-            ValueError,
-            r"f: rewards must have 1 axis; got shape \(2, 3\)\.",
-        ),
-        (
-            lambda: checks.check_rank("f", 3, rewards=X),
-            ValueError,
-            r"f: rewards must have 3 axes; got shape \(2, 3\)\.",
-        ),
-        (
-            lambda: checks.check_min_rank("f", 3, a=X),
-            ValueError,
-            r"f: a must have at least 3 axes; got shape \(2, 3\)\.",
-        ),
-        (
-            lambda: checks.check_same_shape("f", a=X, skipped=None, b=X[:, :2]),
-            ValueError,
-            r"f: these must have the same shape: a \(2, 3\), b \(2, 2\)\.",
-        ),
-        (
-            lambda: checks.check_shape("f", "mask", X, (2, 4)),
-            ValueError,
-            r"f: mask must have shape \(2, 4\); got \(2, 3\)\.",
-        ),
-        (
-            lambda: checks.check_bool("f", mask=X),
-            TypeError,
-            r"f: mask must be bool, True = keep; got float32 of shape \(2, 3\)\.",
-        ),
-        (
-            lambda: checks.check_float("f", logp=X > 0),
-            TypeError,
-            r"f: logp must be floating point; got bool of shape \(2, 3\)\.",
-        ),
-        (
-            lambda: checks.check_integer("f", tokens=X),
-            TypeError,
-            r"f: tokens must hold integers; got float32 of shape \(2, 3\)\.",
-        ),
-        (
-            lambda: checks.check_option("f", "scale", "groop", ("group", "batch")),
-            ValueError,
-            r"f: scale must be one of 'group', 'batch'; got 'groop'. Did you mean 'group'\?",
-        ),
-        (
-            lambda: checks.check_option("f", "scale", "none", ("std", None)),
-            ValueError,
-            r"f: scale must be one of 'std', None; got 'none'. Did you mean None\?",
-        ),
-        (
-            lambda: checks.check_mask("f", None, name="keep"),
-            TypeError,
-            "f: keep must be a bool array, True = keep; got None",
-        ),
-        (
-            lambda: checks.check_option("f", "ddof", 3, (0, 1)),
-            ValueError,
-            r"f: ddof must be one of 0, 1; got 3\.$",
-        ),
-        (lambda: checks.check_positive("f", eps=0), ValueError, r"f: eps must be above 0; got 0\."),
-        (
-            lambda: checks.check_positive("f", eps=float("nan")),
-            ValueError,
-            "f: eps must be above 0; got nan",
-        ),
-        (
-            lambda: checks.check_positive("f", eps=jnp.float32(-1)),
-            ValueError,
-            "f: eps must be above 0; got -1",
-        ),
-        (
-            lambda: checks.check_non_negative("f", coef=-0.5),
-            ValueError,
-            r"f: coef must not be negative; got -0\.5\.",
-        ),
-        (
-            lambda: checks.check_non_negative("f", coef=float("nan")),
-            ValueError,
-            "f: coef must not be negative; got nan",
-        ),
-        (
-            lambda: checks.check_positive("f", eps="small"),
-            TypeError,
-            "f: eps must be a number; got 'small'",
-        ),
-        (
-            lambda: checks.check_share("f", share=np.float32(1.5)),
-            ValueError,
-            r"f: share must be in \[0, 1\]; got 1\.5\.",
-        ),
-        (
-            lambda: checks.check_share("f", share=jnp.float32(-1)),
-            ValueError,
-            r"f: share must be in \[0, 1\]; got -1\.",
-        ),
-        (
-            lambda: checks.check_share("f", share=float("nan")),
-            ValueError,
-            r"f: share must be in \[0, 1\]; got nan",
-        ),
-        (
-            lambda: checks.check_share("f", one=False, rho=np.int64(1)),
-            ValueError,
-            r"f: rho must be in \[0, 1\); got 1\.",
-        ),
-        (
-            lambda: checks.check_share("f", zero=False, rate=0),
-            ValueError,
-            r"f: rate must be in \(0, 1\]; got 0\.",
-        ),
-        (
-            lambda: checks.check_no_effect("f", "with scale='none'", ddof=None, eps=0.1),
-            ValueError,
-            r"^f: eps=0\.1 has no effect with scale='none'; leave it out\.$",
-        ),
-        (
-            lambda: checks.check_share("f", share="half"),
-            TypeError,
-            "f: share must be a number; got 'half'",
-        ),
-        (
-            lambda: checks.check_float("f", logp=[1.0, 2.0]),
-            TypeError,
-            "f: logp must be an array; got list",
-        ),
-        (
-            lambda: checks.check_rank("f", 1, rewards=[1.0, 2.0]),
-            TypeError,
-            "f: rewards must be an array; got list",
-        ),
-        (
-            lambda: checks.check_bool("f", mask="yes"),
-            TypeError,
-            "f: mask must be an array; got str",
-        ),
-    ],
+    ("error", "call", "message"),
+    [(ValueError, *row) for row in WRONG_VALUES] + [(TypeError, *row) for row in WRONG_TYPES],
 )
-def test_messages(call, error, message):
-    with pytest.raises(error, match=message):
+def test_messages(error, call, message):
+    with pytest.raises(error, match=f"^f: {message}"):
         call()
 
 

@@ -18,7 +18,7 @@ from jaxrl_llm.models.protocol import AttentionContext, empty_cache
 OPTION = "--xla_backend_extra_options=xla_cpu_flatten_after_fusion"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "after"),
     [
         (None, OPTION),

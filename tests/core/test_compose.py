@@ -129,7 +129,7 @@ def test_refuses_when_it_is_made(options, message):
         bind(bind(gate, tau_neg=2.0), **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "message"),
     [
         (lambda: bind(3.0, tau_pos=2.0), "bind: expected a function; got float 3.0"),

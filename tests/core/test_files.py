@@ -71,7 +71,7 @@ def test_a_text_that_cannot_be_written_leaves_nothing_beside_the_old_one(tmp_pat
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EBADF, errno.EPERM])
+@for_each("number", [errno.EINVAL, errno.ENOSYS, errno.EBADF, errno.EPERM])
 def test_a_file_system_that_cannot_sync_is_no_error(tmp_path, monkeypatch, number):
     def refuses(handle):
         raise OSError(number, os.strerror(number))
@@ -125,7 +125,7 @@ def test_a_pipe_and_a_device_are_written_through(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "pipe"]
 
 
-@pytest.mark.parametrize("kind", ["file", "pipe"])
+@for_each("kind", ["file", "pipe"])
 def test_standard_output_is_written_in_order(tmp_path, kind):
     """It may be a regular file, which must not be replaced under the process that prints."""
     code = (
@@ -147,7 +147,7 @@ def test_json_that_is_nested_too_deeply_is_a_value_error():
             parse_json(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "error", [KeyError("a"), OverflowError("big"), TypeError(), ValueError("bad"), BaseException()]
 )
 def test_whatever_a_parser_raises_names_the_file(tmp_path, error):
@@ -156,7 +156,7 @@ def test_whatever_a_parser_raises_names_the_file(tmp_path, error):
         raise error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), FileNotFoundError("a"), MemoryError()])
+@for_each("error", [KeyboardInterrupt(), FileNotFoundError("a"), MemoryError()])
 def test_what_is_no_fault_of_the_content_passes(tmp_path, error):
     with pytest.raises(type(error)), files.parsing("load", tmp_path, "model"):
         raise error

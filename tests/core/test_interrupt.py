@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from rows import for_each
 
 from jaxrl_llm.core.runtime.interrupt import catch_interrupt
 
@@ -15,7 +16,7 @@ def handlers():
     return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@for_each("first", [signal.SIGINT, signal.SIGTERM])
 def test_after_either_a_ctrl_c_is_not_caught(capfd, first):
     before = handlers()
     with catch_interrupt(notice="stopping") as interrupt:
@@ -50,7 +51,7 @@ def test_a_notice_that_nobody_reads_is_not_an_error():
     assert interrupt.signal == signal.SIGINT
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@for_each("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_sigterm_more_changes_nothing(capfd, first):
     before = handlers()
     with catch_interrupt(notice="stopping") as interrupt:

@@ -3,9 +3,9 @@
 import signal
 import socket
 import subprocess
-import sys
 
 import pytest
+from bare import command, environment
 
 from jaxrl_llm.core.runtime.locks import FolderLock, InUseError
 
@@ -19,8 +19,8 @@ time.sleep(60)
 
 
 def test_a_second_process_is_told_which_one_it_is_until_that_is_killed(tmp_path):
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+    words = command(HOLD, str(tmp_path))
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         where = f"in use by process {other.pid} on {socket.gethostname()} since 20"
         with pytest.raises(InUseError, match=where):

@@ -112,17 +112,14 @@ def test_on_a_mesh_no_token_leaves_its_device():
     x = jnp.asarray(rng.normal(size=(8, 4, 6, 2)), jnp.float32)
     arrays = jax.device_put((plan_packing(mask), x, mask), spread)
 
-    def loss(packing, x, mask):
-        return jnp.sum(unpack(packing, pack(packing, x), mask) ** 2, axis=(1, 2, 3))
-
     def slope(packing, x, mask):
-        return jax.grad(lambda x: jnp.sum(loss(packing, x, mask)))(x)
+        return jax.grad(lambda x: jnp.sum(unpack(packing, pack(packing, x), mask) ** 2))(x)
 
-    for function in (loss, slope):
-        text = jax.jit(function, out_shardings=spread).lower(*arrays).compile().as_text()
-        for sent in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
-            assert f" {sent}(" not in text
-    np.testing.assert_allclose(slope(*arrays), np.where(mask[..., None], 2 * x, 0.0), rtol=1e-6)
+    # The slope's program holds the loss's.
+    program = jax.jit(slope, out_shardings=spread).lower(*arrays).compile()
+    for sent in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
+        assert f" {sent}(" not in program.as_text()
+    np.testing.assert_allclose(program(*arrays), np.where(mask[..., None], 2 * x, 0.0), rtol=1e-6)
 
 
 def test_common_beginnings_lie_once():
@@ -164,7 +161,7 @@ def test_a_shared_token_that_trains_for_one_alone_trains():
     assert pack(tree, mask).tolist() == [[[False, True, True, True, False]]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     hnp.arrays(np.int64, (2, 5, 4), elements=st.integers(0, 1)),
     hnp.arrays(np.int64, (2, 5), elements=st.integers(0, 4)),

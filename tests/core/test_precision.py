@@ -5,6 +5,7 @@ import types
 
 import jax
 import pytest
+from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.runtime import precision
@@ -13,7 +14,7 @@ from jaxrl_llm.train import DataConfig, TrainConfig
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("flags", "dtype"),
     [
         ("fpu avx2 avx512f avx512_bf16", "bfloat16"),
@@ -22,8 +23,9 @@ from jaxrl_llm.train.logging.settings import changed_settings, settings
     ],
 )
 def test_of_a_processor_by_its_flags(tmp_path, flags, dtype):
-    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc").mkdir(exist_ok=True)
     (tmp_path / "proc" / "cpuinfo").write_text(f"model name\t: X\nflags\t\t: {flags}\n\n")
+    fastest_dtype.cache_clear()
     assert fastest_dtype("cpu", root=str(tmp_path)) == dtype
 
 
@@ -39,7 +41,7 @@ def forgotten():
     fastest_dtype.cache_clear()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("capability", "dtype"),
     [
         ("7.5", "float32"),
@@ -54,6 +56,7 @@ def test_of_a_gpu_by_its_capability(monkeypatch, forgotten, capability, dtype):
     if capability:
         device.compute_capability = capability
     monkeypatch.setattr(jax, "local_devices", lambda *, backend: [device])
+    fastest_dtype.cache_clear()
     assert fastest_dtype("gpu") == dtype
 
 

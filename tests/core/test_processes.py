@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rows import for_each
 
 from jaxrl_llm.cli import UsageError
 from jaxrl_llm.cli.options import usage_errors
@@ -20,8 +21,8 @@ def sharding():
     return NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 8, 13])
-@pytest.mark.parametrize("among", [1, 2, 3, 8])
+@for_each("count", [0, 1, 5, 8, 13])
+@for_each("among", [1, 2, 3, 8])
 def test_portions_are_all_there_is_once(count, among, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: among)
     found = []
@@ -113,7 +114,7 @@ def damaged():
     raise Damaged("cut")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "error", "told"),
     [
         (refused, UsageError, "Process 0 failed: OccupiedError: taken"),

@@ -1,12 +1,13 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import CancelledError, Future
 
 import pytest
+from bare import command, environment
+from rows import for_each
 
 from jaxrl_llm.core.runtime import threads
 from jaxrl_llm.core.runtime.threads import Worker, compile_aside, wait_for_one
@@ -51,7 +52,7 @@ def test_closing_cancels_what_has_not_begun():
     assert first.result(60)
 
 
-@pytest.mark.parametrize("kind", ["worker", "thread", "pool"])
+@for_each("kind", ["worker", "thread", "pool"])
 def test_a_thread_that_hangs_does_not_hold_the_end_of_the_program(kind):
     """A worker's is a daemon; for those of others the end has a bound."""
     script = f"""
@@ -59,25 +60,26 @@ import sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from jaxrl_llm.core.runtime import threads
 threads._PATIENCE = 0.1
+begun, never = threading.Event(), threading.Event()
+
+def hang():
+    begun.set()
+    never.wait(600)
+
 if {kind!r} == "worker":
     worker = threads.Worker("hangs")
-    worker.submit(lambda: time.sleep(600))
-    time.sleep(0.2)
+    worker.submit(hang)
+    begun.wait(60)
     worker.close()
 elif {kind!r} == "thread":
-    threading.Thread(target=time.sleep, args=(600,)).start()
+    threading.Thread(target=hang).start()
     threads.end_within(0.1, 7)
 else:
-    ThreadPoolExecutor(1).submit(time.sleep, 600)
+    ThreadPoolExecutor(1).submit(hang)
     threads.end_within(0.1, 7)
 sys.exit(7)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
-        timeout=120,
-    )
-    assert done.returncode == 7
+    assert subprocess.run(command(script), env=environment(), timeout=120).returncode == 7
 
 
 def test_waiting_ends_with_the_first_that_is_done_and_at_once_without_any():
@@ -100,7 +102,7 @@ def test_a_signal_is_heard_that_does_not_end_the_wait(monkeypatch):
 
     before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.set_result(number))
     # Where it is not heard, the test fails instead of waiting without end.
-    late = threading.Timer(20, lambda: heard.done() or heard.set_result("late"))
+    late = threading.Timer(60, lambda: heard.done() or heard.set_result("late"))
     late.start()
     try:
         threading.Thread(target=send).start()

@@ -1,10 +1,10 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
+from bare import command, environment
 
 from jaxrl_llm.core.runtime.watchdog import Watchdog
 
@@ -18,17 +18,10 @@ dog = watchdog.Watchdog()
 """
 
 
-def run(text, **options):
+def run(text):
     """A script that ends by itself or by the watchdog."""
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    return subprocess.run(
-        [sys.executable, "-c", HEAD + text],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
+    words, env = command(HEAD + text), environment()
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_a_call_that_holds_the_interpreter_ends_the_process():
@@ -88,10 +81,8 @@ with dog.watching(1.0) as note:
     note("it goes on")
 print("alive")
 """
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    process = subprocess.Popen(
-        [sys.executable, "-c", HEAD + script], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    words, env = command(HEAD + script), environment()
+    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
     with process, process.stdout as lines:
         assert next(lines) == "stops\n"
         time.sleep(3.0)
