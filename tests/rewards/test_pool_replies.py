@@ -13,8 +13,9 @@ from rows import for_each
 
 from jaxrl_llm.rewards import FAILED, VerifierPool, VerifierWarning, score
 
-MODULE = """
-import decimal, fcntl, fractions, json, os, pickle, struct, subprocess, sys, types
+# Its workers import JAX, which takes a second; one pool serves all tests of it.
+RICH = """
+import decimal, fractions, struct, types
 import ml_dtypes
 import numpy as np
 from jaxrl_llm.rewards import FAILED
@@ -30,19 +31,21 @@ VALUES = [
     np.ones(2, ml_dtypes.bfloat16),
 ]
 
-def values(prompt, completion, metadata):
-    return VALUES[int(completion)]
-
 LOOSE = [
     fractions.Fraction(1, 4), decimal.Decimal("0.25"), np.float64(0.25),
     types.MappingProxyType({"reward": 0.25}),
 ]
 
-def loose(prompt, completion, metadata):
-    return LOOSE[int(completion)]
-
-def doubles(prompt, completion, metadata):
+def rich(prompt, completion, metadata):
+    if prompt == "values":
+        return VALUES[int(completion)]
+    if prompt == "loose":
+        return LOOSE[int(completion)]
     return list(struct.unpack(f"<{len(completion) // 16}d", bytes.fromhex(completion)))
+"""
+
+MODULE = """
+import fcntl, json, os, pickle, struct, subprocess, sys
 
 def wrong(prompt, completion, metadata):
     if completion == "deep":
@@ -112,6 +115,7 @@ def variables(prompt, completion, metadata):
 def functions(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replies")
     (folder / "pool_replies.py").write_text(MODULE)
+    (folder / "rich_replies.py").write_text(RICH)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, sys.path)]))
@@ -119,11 +123,24 @@ def functions(tmp_path_factory):
         del sys.modules["pool_replies"]
 
 
-def ask(function, *completions, metadata=None, **options):
+def ask(function, *completions, **options):
     """The raw values of a pool."""
-    size = len(completions)
     with VerifierPool(function, workers=1, deadline=60.0, **options) as pool:
-        return pool.score_batch(["p"] * size, completions, [metadata or {}] * size)
+        return pool.score_batch([""] * len(completions), completions, [{}] * len(completions))
+
+
+@pytest.fixture(scope="module")
+def rich(functions):
+    """A function that asks for values by their kind, and the module that has them."""
+    module = importlib.import_module("rich_replies")
+    with VerifierPool(module.rich, workers=1, deadline=60.0) as pool:
+
+        def received(kind, *completions):
+            size = len(completions)
+            return pool.score_batch([kind] * size, [str(x) for x in completions], [{}] * size)
+
+        yield received, module
+    del sys.modules["rich_replies"]
 
 
 def form(value):
@@ -139,35 +156,29 @@ def form(value):
     return type(value), value
 
 
-def test_every_value_arrives_exactly_as_it_was_returned(functions):
-    received = ask(functions.values, *map(str, range(len(functions.VALUES))))
-    assert [form(x) for x in received] == [form(x) for x in functions.VALUES]
-    assert received[functions.VALUES.index(FAILED)] == FAILED
+def test_every_value_arrives_exactly_as_it_was_returned(rich):
+    ask_for, module = rich
+    received = ask_for("values", *range(len(module.VALUES)))
+    assert [form(x) for x in received] == [form(x) for x in module.VALUES]
+    assert received[module.VALUES.index(FAILED)] == FAILED
+    # What counts as a number arrives as one.
+    assert ask_for("loose", *range(4)) == [0.25, 0.25, 0.25, {"reward": 0.25}]
 
 
-def test_what_counts_as_a_number_arrives_as_one(functions):
-    received = ask(functions.loose, *map(str, range(len(functions.LOOSE))))
-    assert received == [0.25, 0.25, 0.25, {"reward": 0.25}]
-
-
-def test_floats_keep_every_bit(functions):
+def test_floats_keep_every_bit(rich):
     draw = random.Random(0)
     patterns = [draw.randbytes(8) for _ in range(500)]
     patterns += [struct.pack("<Q", bits) for bits in (1, (1 << 52) - 1, 1 << 52, 1 << 63)]
-    (received,) = ask(functions.doubles, b"".join(patterns).hex())
+    (received,) = rich[0]("doubles", b"".join(patterns).hex())
     for x, bits in zip(received, patterns, strict=True):
         assert math.isnan(struct.unpack("<d", bits)[0]) if x != x else struct.pack("<d", x) == bits
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"), [("deep", "RecursionError"), ("long", "ValueError: the value takes")]
-)
-def test_a_value_that_cannot_be_sent_is_a_failed_call(functions, kind, told):
-    with (
-        VerifierPool(functions.wrong, workers=1, deadline=60.0) as pool,
-        pytest.warns(VerifierWarning, match=rf"wrong raised {told}"),
-    ):
-        assert score(pool, ["p"] * 2, [kind, "abc"]).rewards.tolist() == [0, 3]
+def test_a_value_that_cannot_be_sent_is_a_failed_call(functions):
+    with VerifierPool(functions.wrong, workers=1, deadline=60.0) as pool:
+        for kind, told in (("deep", "RecursionError"), ("long", "ValueError: the value takes")):
+            with pytest.warns(VerifierWarning, match=rf"wrong raised {told}"):
+                assert score(pool, ["p"] * 2, [kind, "abc"]).rewards.tolist() == [0, 3]
 
 
 @pytest.mark.parametrize(
@@ -212,5 +223,5 @@ def test_a_worker_has_few_variables_and_those_that_are_named(functions, monkeypa
 @for_each("environment", ["JUDGE_TOKEN", {"JUDGE_TOKEN": "secret"}, [1]])
 def test_the_environment_is_named_without_values(functions, environment):
     with pytest.raises(ValueError, match="environment must be a sequence of names") as told:
-        VerifierPool(functions.values, workers=1, environment=environment)
+        VerifierPool(functions.wrong, workers=1, environment=environment)
     assert "secret" not in str(told.value)
