@@ -55,10 +55,6 @@ async def later(prompt, completion, metadata):
     await asyncio.sleep(0.01)
     return len(completion)
 
-async def slow(prompt, completion, metadata):
-    await asyncio.sleep(0.2)
-    return len(completion)
-
 async def moody(prompt, completion, metadata):
     if completion == "crash":
         await asyncio.sleep(0.05)
@@ -169,7 +165,7 @@ def run(pool, *completions):
     )
 
 
-def ends(pid, seconds=8.0):
+def ends(pid, seconds=60.0):
     """Whether a process ends within that time; one that nobody has collected has ended."""
     for _ in range(int(seconds * 10)):
         try:
@@ -191,25 +187,27 @@ def test_one_completion(pool):
     assert pool("p", "abc", {}) == 3
 
 
-@pytest.mark.parametrize(
-    ("completion", "told"),
-    [
-        ("hang", "gave nothing within 1 s"),
-        ("sleep", "gave nothing within 1 s"),
-        ("crash", "ended its process with exit status 7"),
-        ("raise", r"raised KeyError: 'no such.*thing' \(.*\.py:13\)"),
-        ("exit", r"raised SystemExit: 1 \(.*\.py:15\)"),
-        ("unpicklable", "raised .*lambda.*"),
-    ],
-)
-def test_a_failure_is_a_counted_zero_and_the_pool_goes_on(verifiers, completion, told):
-    with VerifierPool(verifiers.judge, workers=1, deadline=1.0) as pool:
-        with pytest.warns(VerifierWarning, match=rf"judge {told} on prompt 1 \(id 'q1'\)"):
-            scores = run(pool, "ab", completion, "abc")
-        assert scores.rewards.tolist() == [2, 0, 3]
-        assert scores.failures == pool.failures == 1
-        assert run(pool, "abcd").failures == 0
-        assert pool.failures == 1
+def test_a_failure_is_a_counted_zero_and_the_pool_goes_on(verifiers):
+    # Two pools, as one tells of five failures.
+    fatal = {
+        "hang": "gave nothing within 1 s",
+        "sleep": "gave nothing within 1 s",
+        "crash": "ended its process with exit status 7",
+    }
+    raised = {
+        "raise": r"raised KeyError: 'no such.*thing' \(.*\.py:13\)",
+        "exit": r"raised SystemExit: 1 \(.*\.py:15\)",
+        "unpicklable": "raised .*lambda.*",
+    }
+    for failures, deadline in ((fatal, 1.0), (raised, 60.0)):
+        with VerifierPool(verifiers.judge, workers=1, deadline=deadline) as pool:
+            for count, (completion, told) in enumerate(failures.items(), start=1):
+                with pytest.warns(VerifierWarning, match=rf"judge {told} on prompt 1 \(id 'q1'\)"):
+                    scores = run(pool, "ab", completion, "abc")
+                assert scores.rewards.tolist() == [2, 0, 3]
+                assert (scores.failures, pool.failures) == (1, count)
+                assert run(pool, "abcd").failures == 0
+                assert pool.failures == count
 
 
 def test_only_the_worker_that_hung_is_replaced(verifiers):
@@ -267,24 +265,19 @@ def test_async_functions(verifiers):
         assert run(pool, "a", "bb").rewards.tolist() == [1, 2]
 
 
-def test_calls_of_an_async_function_run_at_one_time(verifiers):
-    """64 calls of 0.2 s in two workers take 6.4 s one after the other, and 0.2 s in one batch."""
-    with VerifierPool(verifiers.slow, workers=2) as pool:
-        before = time.monotonic()
-        assert run(pool, *["x" * n for n in range(64)]).rewards.tolist() == list(range(64))
-        assert time.monotonic() - before < 6
-
-
-@pytest.mark.parametrize("kind", ["name", "object", "bind", "partial"])
-def test_async_functions_of_every_kind_run_at_one_time(verifiers, kind):
-    function = {
-        "name": "pool_verifiers:meeting",
-        "object": verifiers.AsyncScale(2),
-        "bind": bind(verifiers.meeting, size=3),
-        "partial": functools.partial(verifiers.meeting, size=3),
-    }[kind]
-    with VerifierPool(function, workers=1, deadline=20.0) as pool:
-        assert run(pool, "a", "b", "c").rewards.tolist() == [1, 1, 1]
+def test_functions_of_every_kind_and_async_calls_at_one_time(verifiers):
+    """``bind`` comes from the library, which imports JAX: one such pool is enough."""
+    for function in (
+        "pool_verifiers:meeting",
+        verifiers.AsyncScale(2),
+        functools.partial(verifiers.meeting, size=3),
+        bind(verifiers.meeting, size=3),
+    ):
+        with VerifierPool(function, workers=1, deadline=60.0) as pool:
+            assert run(pool, "a", "b", "c").rewards.tolist() == [1, 1, 1]
+    for function in ("pool_verifiers:scaled", verifiers.Weighted(1)):
+        with VerifierPool(function, workers=1) as pool:
+            assert run(pool, "abc").rewards.tolist() == [3]
 
 
 @pytest.mark.slow
@@ -361,17 +354,6 @@ def test_workers_do_not_import_jax(pool):
     assert pool("p", "jax", {}) is False
 
 
-@pytest.mark.parametrize("kind", ["name", "object", "bind"])
-def test_functions_by_name_and_picklable_objects(verifiers, kind):
-    function = {
-        "name": "pool_verifiers:scaled",
-        "object": verifiers.Weighted(1),
-        "bind": bind(verifiers.scaled, weight=1.0),
-    }[kind]
-    with VerifierPool(function, workers=1) as pool:
-        assert run(pool, "abc").rewards.tolist() == [3]
-
-
 def test_a_worker_that_died_while_idle_is_replaced_without_a_failure(verifiers):
     with VerifierPool(verifiers.judge, workers=1) as pool:
         os.kill(int(pool("p", "pid", {})), 9)
@@ -410,7 +392,8 @@ def test_a_forgotten_pool_ends_its_workers(verifiers):
     pool = VerifierPool(verifiers.judge, workers=1)
     pid = int(pool("p", "pid", {}))
     del pool
-    gc.collect()
+    if os.path.exists(f"/proc/{pid}"):  # only then, as it takes a second
+        gc.collect()
     with pytest.raises(OSError):
         os.kill(pid, 0)
 
@@ -476,17 +459,20 @@ def test_bad_options(verifiers, options, message):
         VerifierPool(verifiers.judge, **options)
 
 
-@pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
-def test_no_worker_outlives_a_script_without_a_guard(verifiers, tmp_path, ending):
-    """A plain script, no `if __name__`, that never closes its pool and may be killed."""
+def test_no_worker_outlives_a_script_without_a_guard(verifiers, tmp_path):
+    """A plain script, no `if __name__`, that never closes its pool, and one that is killed."""
     script = tmp_path / "script.py"
     script.write_text(
-        textwrap.dedent(f"""
-            import os
+        textwrap.dedent("""
+            import os, warnings
+            warnings.simplefilter("ignore")  # JAX warns of a fork
             from jaxrl_llm.rewards import VerifierPool
+            killed = os.fork()
             pool = VerifierPool("pool_verifiers:judge", workers=1)
-            print(int(pool("p", "pid", {{}})), flush=True)
-            {ending}
+            print(int(pool("p", "pid", {})), flush=True)
+            if not killed:
+                os.kill(os.getpid(), 9)
+            os.waitpid(killed, 0)
         """)
     )
     path = os.pathsep.join(filter(None, [os.path.dirname(verifiers.__file__), *sys.path]))
@@ -497,9 +483,9 @@ def test_no_worker_outlives_a_script_without_a_guard(verifiers, tmp_path, ending
         text=True,
         timeout=120,
     )
-    assert told.returncode == (-9 if ending else 0), told.stderr
-    assert told.stderr == ""
-    assert ends(int(told.stdout))
+    assert (told.returncode, told.stderr) == (0, "")
+    workers = [int(pid) for pid in told.stdout.split()]
+    assert len(set(workers)) == 2 and all(map(ends, workers))
 
 
 @pytest.mark.slow
@@ -543,34 +529,27 @@ def test_what_a_call_runs_ends_with_a_parent_that_is_killed(
             os.kill(pid, 9)
 
 
-@pytest.mark.parametrize("reward", ["VerifierPool('time:sleep', workers=1)", "hang"])
-def test_ctrl_c_is_heard_during_a_hang(tmp_path, reward):
+@pytest.mark.parametrize("of_a_pool", [True, False])
+def test_ctrl_c_is_heard_during_a_hang(pool, monkeypatch, of_a_pool):
     """The main thread only waits, so an interrupt reaches it and no deadline has to pass."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(f"""
-            import os, signal, threading, time
-            from jaxrl_llm.rewards import VerifierPool, score
-            def hang(prompt, completion, metadata):
-                time.sleep(600)
-            reward = {reward}
-            if reward is not hang:
-                reward.deadline, reward._call = 600.0, lambda row: time.sleep(600)
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-            try:
-                score(reward, ["p"], ["c"], deadline=600.0)
-            except KeyboardInterrupt:
-                print("interrupted", flush=True)
-        """)
-    )
-    told = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert told.stdout == "interrupted\n" and told.returncode == 0, told.stderr
+    hangs, over = threading.Event(), threading.Event()
+
+    def hang(*arguments):
+        hangs.set()
+        over.wait(120)
+
+    def interrupt():
+        hangs.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(pool, "deadline", 600.0)
+    monkeypatch.setattr(pool, "_call", hang)
+    threading.Thread(target=interrupt, daemon=True).start()
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        score(pool if of_a_pool else hang, ["p"], ["c"], deadline=600.0)
+    over.set()
+    assert time.monotonic() - before < 60
 
 
 def test_a_module_may_make_the_pool_of_its_own_function(tmp_path, monkeypatch):
