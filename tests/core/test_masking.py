@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5)).astype(np.float32)
 MASK = RNG.random((3, 5)) < 0.6
 MASK[1] = False
-AXES = pytest.mark.parametrize("axis", [None, 0, -1, (0, 1)])
+AXES = for_each("axis", [None, 0, -1, (0, 1)])
 
 
 def ma():
