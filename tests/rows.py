@@ -68,5 +68,8 @@ def _row(row: Any, single: bool) -> tuple[tuple[Any, ...], str | None]:
 def _shown(value: Any, ids: Any) -> str:
     """How a value is named in the report of its row."""
     name = ids(value) if callable(ids) else getattr(value, "__name__", None)
-    text = repr(value) if name is None else str(name)
+    try:
+        text = repr(value) if name is None else str(name)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = type(value).__name__
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
