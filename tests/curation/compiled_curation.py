@@ -6,7 +6,6 @@ from jaxrl_llm import curation
 
 # These make objects, or read numbers and texts on the host.
 PLAIN = {
-    "exponential_weights",
     "choose_arms",
     "prompt_gdro",
     "bin_advantage_weights",
