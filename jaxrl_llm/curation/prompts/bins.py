@@ -355,8 +355,8 @@ def exponential_weights(
         scores = jnp.clip(scores, -bound, bound)
     scores = masking.zero_masked(scores, valid)
     some = jnp.any(valid, axis=-1, keepdims=True)
-    # Before the product: one instruction may multiply and subtract, and then the largest score would
-    # differ from itself by the rounding of the product.
+    # Before the product: one instruction may multiply and subtract, and then the largest score
+    # would differ from itself by the rounding of the product.
     best = jnp.max(scores, axis=-1, keepdims=True, where=valid | ~some, initial=-jnp.inf)
     softmax = jax.nn.softmax(jnp.where(valid | ~some, eta * (scores - best), -jnp.inf), axis=-1)
     even = 1.0 / jnp.maximum(jnp.sum(valid, axis=-1, keepdims=True), 1)
