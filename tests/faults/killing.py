@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "train")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "train")]
 
 from kinds import (  # noqa: E402
     KINDS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "train")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "train")]
 
 from killing import environment, told  # noqa: E402
 
