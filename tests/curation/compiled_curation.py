@@ -1,6 +1,6 @@
 """The functions of arrays of `jaxrl_llm.curation`, each of which runs as one program."""
 
-from surrogates.programs import compiled
+from cheap import compiled
 
 from jaxrl_llm import curation
 

@@ -2,10 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import compiled
 from compiled_surrogates import decoupled_ppo, mix_ppg, ppo_clip, reinforce
 from rows import for_each
 from surrogate_cases import clipped, numeric_gradient, ratio
-from surrogates.programs import compiled
 
 ONE = jnp.ones(1, bool)
 SHAPE = (3, 4, 5)

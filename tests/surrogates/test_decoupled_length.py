@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import compiled
 from compiled_surrogates import drpo_len, kl_barrier, kl_from_old, length_softmax_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
-from surrogates.programs import compiled
 
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate

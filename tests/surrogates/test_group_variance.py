@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import compiled
 from compiled_surrogates import gvpo, reinforce
 from rows import for_each
-from surrogates.programs import compiled
 
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate

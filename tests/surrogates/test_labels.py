@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import compiled
 from compiled_surrogates import real
 from rows import for_each
 from surrogate_cases import numeric_gradient
-from surrogates.programs import compiled
 
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import compiled
 from compiled_surrogates import (
     gmpo,
     gspo,
@@ -20,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rows import for_each
-from surrogates.programs import compiled
 
 from jaxrl_llm.aggregate import sequence_mean, weighted_sum
 
