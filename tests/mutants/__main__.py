@@ -10,7 +10,7 @@ and plant the mutants. A mutant meets the tests that reach it, quickest first, o
 and then of the slow ones; of each, as many as take `--seconds` in all, and those of the mirrored
 folder before others. It is caught by README's command, by the slow tests, or by none; a process
 that crashes or hangs counts as a catch. With `--save` the results are written to
-benchmarks/results/mutants.json after each mutant; `--missing` plants only those without a result,
+results.json beside this file after each mutant; `--missing` plants only those without a result,
 so a table may be made in pieces.
 """
 
@@ -30,7 +30,7 @@ from tests.mutants import reach
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+RESULTS = HERE / "results.json"
 _FIRST = 30  # tests that a mutant meets before the others, in a process of their own
 _EACH = 0.05  # seconds that a test costs beside its own
 _CAUGHT = "README's command"
