@@ -397,7 +397,7 @@ def test_an_evaluation_reads_no_field_of_training_alone(tmp_path, pairs, moves):
         reset = jr.bind(jr.regularizers.reset_reference, every=3)
         recipe = recipe.replace(reference=reset)
     data = DataConfig(prompts=str(path), evaluation=pairs, held_out=0.0, chat=False)
-    config = of_pairs(tmp_path / "run", "", recipe=recipe, data=data, steps=2)
+    config = of_pairs(tmp_path / f"run_{moves}", "", recipe=recipe, data=data, steps=2)
     with pytest.warns(UserWarning, match="20 of the 20 evaluation prompts are also trained on"):
         result = train(config)
         experiment, params = load_experiment(config)
