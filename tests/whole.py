@@ -43,7 +43,7 @@ def main() -> int:
         last = line if line.strip() else last
     code = run.wait()
     result = {
-        "benchmark": "whole",
+        "name": "whole",
         "date": datetime.date.today().isoformat(),
         "commit": commit,
         "device": cpu_name(),

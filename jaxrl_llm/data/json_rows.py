@@ -73,7 +73,7 @@ def json_rows(datasets: Any, paths: Sequence[str]) -> Table:
 
 
 def table_of(rows: list[dict], places: Sequence[str] = ()) -> Table:
-    """A table of rows, any of which may lack a column of the others."""
+    """A table of rows; each may lack columns that others have."""
     fields = list(dict.fromkeys(name for row in rows for name in row))
     if any(len(row) < len(fields) for row in rows):
         rows = [{name: row.get(name) for name in fields} for row in rows]
