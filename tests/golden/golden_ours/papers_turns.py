@@ -9,36 +9,26 @@ from jaxrl_llm.core import masking
 GAMMA = 0.95
 
 
-def gigpo(**options):
-    def run(a):
-        values = advantages.gigpo(
-            a["rewards"],
-            turn_rewards=a["turn_rewards"],
-            state_ids=a["state_ids"],
-            turn_where=a["turn_where"],
-            where=a["where"],
-            gamma=GAMMA,
-            **options,
-        )
-        return {"advantages": values}
+def _of_states(advantage):
+    def of(**options):
+        def run(a):
+            values = advantage(
+                a["rewards"],
+                turn_rewards=a["turn_rewards"],
+                state_ids=a["state_ids"],
+                turn_where=a["turn_where"],
+                where=a["where"],
+                gamma=GAMMA,
+                **options,
+            )
+            return {"advantages": values}
 
-    return Ours(run)
+        return Ours(run)
+
+    return of
 
 
-def hgpo(**options):
-    def run(a):
-        values = advantages.hgpo(
-            a["rewards"],
-            turn_rewards=a["turn_rewards"],
-            state_ids=a["state_ids"],
-            turn_where=a["turn_where"],
-            where=a["where"],
-            gamma=GAMMA,
-            **options,
-        )
-        return {"advantages": values}
-
-    return Ours(run)
+gigpo, hgpo = _of_states(advantages.gigpo), _of_states(advantages.hgpo)
 
 
 def similar(a):
