@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
-from jaxrl_llm import aggregate, regularizers
+from jaxrl_llm import advantages, aggregate, regularizers
 
 
 def tables() -> dict[str, Mapping[str, Ours]]:
@@ -173,6 +173,18 @@ def clamped_ratio(inputs, theirs):
     free = (d > 20) & (np.abs(token_loss) > 1)
     token_loss = np.where(free, token_loss * np.exp(20 - np.where(free, d, 20)), token_loss)
     return {"loss": token_loss.sum(), "token_loss": token_loss, "gradient": gradient}
+
+
+def gae(a):
+    """Advantages and returns of rewards at the ends of responses, as slime and rlax have them."""
+    mask = a["mask"]
+    token_rewards = advantages.terminal_rewards(a["rewards"], mask)
+    options = {"gamma": 0.97, "lam": 0.9}
+    plain = advantages.gae(token_rewards, a["values"], mask, **options)
+    return {
+        "advantages": plain,
+        "returns": advantages.gae_returns(token_rewards, a["values"], mask, **options),
+    }
 
 
 def far_from_old(peer):

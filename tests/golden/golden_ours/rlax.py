@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import graded
+from golden_ours import gae, graded
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 
 token_mean = aggregate.token_mean
@@ -59,17 +59,6 @@ def divergence(alpha):
         return surrogates.distillation_divergence(*pair, alpha=alpha)
 
     return each
-
-
-def gae(a):
-    mask = a["mask"]
-    token_rewards = advantages.terminal_rewards(a["rewards"], mask)
-    options = {"gamma": 0.97, "lam": 0.9}
-    plain = advantages.gae(token_rewards, a["values"], mask, **options)
-    return {
-        "advantages": plain,
-        "returns": advantages.gae_returns(token_rewards, a["values"], mask, **options),
-    }
 
 
 def to_go(a):

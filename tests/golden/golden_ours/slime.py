@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import far_from_old, far_from_reference, k3_of_twenty, kl, loss, twenty
+from golden_ours import far_from_old, far_from_reference, gae, k3_of_twenty, kl, loss, twenty
 from jaxrl_llm import advantages, corrections, curation, regularizers, surrogates
 
 clip = {"eps_low": 0.2, "eps_high": 0.2}
@@ -44,17 +44,6 @@ def kl_corrected(estimator):
         return {"kl": value, "gradient": gradient}
 
     return run
-
-
-def gae(a):
-    mask = a["mask"]
-    token_rewards = advantages.terminal_rewards(a["rewards"], mask)
-    options = {"gamma": 0.97, "lam": 0.9}
-    plain = advantages.gae(token_rewards, a["values"], mask, **options)
-    return {
-        "advantages": plain,
-        "returns": advantages.gae_returns(token_rewards, a["values"], mask, **options),
-    }
 
 
 def reinforce_pp(gamma):
