@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 import threading
+import types
 
 import pytest
 from rows import for_each
 
+from jaxrl_llm.core.runtime import interrupt
 from jaxrl_llm.core.runtime.interrupt import catch_interrupt
 
 
@@ -91,7 +93,22 @@ def test_a_ctrl_c_that_the_garbage_collector_drops_is_raised_again():
         try:
             gc.collect()  # which reports the exception and goes on
             with pytest.raises(KeyboardInterrupt):
-                threading.Event().wait(10.0)
+                threading.Event().wait(60.0)
         finally:
             gc.callbacks.remove(raise_within)
     assert collections and sys.unraisablehook is hook
+
+
+def test_a_hook_that_was_set_within_stays(monkeypatch):
+    # As that of checkpoints, whose dropped errors may arrive after the run.
+    told, sent = [], []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    monkeypatch.setattr(interrupt, "_send_ctrl_c", lambda: sent.append(True))
+    with catch_interrupt():
+        before = sys.unraisablehook
+        within = lambda dropped: before(dropped)  # noqa: E731
+        sys.unraisablehook = within
+    assert sys.unraisablehook is within
+    dropped = types.SimpleNamespace(exc_type=KeyboardInterrupt)
+    sys.unraisablehook(dropped)
+    assert told == [dropped] and not sent  # and nothing is raised again after it

@@ -49,10 +49,10 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
         with contextlib.suppress(OSError):  # its reader may have ended with the same Ctrl-C
             os.write(2, notice.encode())
 
-    unraisable = sys.unraisablehook
+    unraisable, within = sys.unraisablehook, True
 
     def raise_again(dropped):
-        if dropped.exc_type is KeyboardInterrupt:
+        if within and dropped.exc_type is KeyboardInterrupt:
             # Later: raised in here, it would be dropped once more.
             threading.Timer(_LATER, _send_ctrl_c).start()
         else:
@@ -64,7 +64,10 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
     try:
         yield interrupt
     finally:
-        sys.unraisablehook = unraisable
+        within = False
+        # A hook that was set meanwhile stays, and calls this one.
+        if sys.unraisablehook is raise_again:
+            sys.unraisablehook = unraisable
         for number, handler in before.items():
             signal.signal(number, handler)
 
