@@ -1,3 +1,12 @@
+"""What a run will need of each device's memory, counted before anything is allocated.
+
+    resident = weights + optimizer + reference + ...    (each device's part of a mesh)
+    peak = resident + max(step, sampling), or their sum where the sampler is ahead of the step
+
+Of n parameters in float32: weights 4 n, AdamW 8 n + 4, gradients 4 n, and 8 n with microbatches;
+activations as a compiled step has them; a cache as the engine has it.
+"""
+
 import dataclasses
 import gc
 import math
@@ -65,8 +74,14 @@ from jaxrl_llm.train.score import score_hidden
 from jaxrl_llm.train.state import abstract_batch, abstract_state
 
 ROOT = Path(__file__).parents[1]
+
+
 SMALL = {"width": 128, "num_layers": 3, "head_dim": 32, "mlp_width": 384, "max_length": 512}
+
+
 EXPERTS = {"experts": ExpertsConfig(count=8, active=3, width=96)}
+
+
 SMOLLM2 = tiny_config(
     vocab_size=49152,
     width=576,
@@ -81,13 +96,8 @@ SMOLLM2 = tiny_config(
 
 def arrays(batch):
     P, G, Lp, T = batch
-    shape = jax.ShapeDtypeStruct
-    return (
-        shape((P, Lp), jnp.int32),
-        shape((P, Lp), bool),
-        shape((P, G, T), jnp.int32),
-        shape((P, G, T), bool),
-    )
+    shapes = ((P, Lp), jnp.int32), ((P, Lp), bool), ((P, G, T), jnp.int32), ((P, G, T), bool)
+    return [jax.ShapeDtypeStruct(*x) for x in shapes]
 
 
 def traced_bytes(config, batch, remat):
@@ -123,39 +133,25 @@ def compiled_bytes(config, batch, *, expert=1):
     return program.memory_analysis().temp_size_in_bytes, estimate
 
 
-@pytest.mark.slow
-def test_activations_are_those_of_a_compiled_step():
-    found, estimate = compiled_bytes(tiny_config(**SMALL), BatchShape(4, 4, 64, 64))
-    np.testing.assert_allclose(estimate, found, rtol=0.2)  # copies for attention weigh more here
-
-
-@pytest.mark.slow
-def test_activations_are_those_of_a_compiled_step_of_a_real_size():
-    found, estimate = compiled_bytes(SMOLLM2, BatchShape(2, 8, 192, 64))
-    np.testing.assert_allclose(estimate, found, rtol=0.15)
-
-
-@pytest.mark.slow
-def test_memory_of_long_inputs_is_not_planned_as_their_square():
-    config = tiny_config(**SMALL | {"max_length": 3072})
-    batch = BatchShape(1, 2, 2048, 1024)
-    found, estimate = compiled_bytes(config, batch)
-    np.testing.assert_allclose(estimate, found, rtol=0.25)
-    assert 4 * config.num_heads * (2048**2 + 2 * 1024 * 3072) > 2 * found / config.num_layers
-
-
 @pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("expert", [1, 2])
-def test_activations_of_experts_are_those_of_a_compiled_step(expert):
-    config = tiny_config(**SMALL, **EXPERTS)
-    found, estimate = compiled_bytes(config, BatchShape(4, 4, 64, 64), expert=expert)
-    np.testing.assert_allclose(estimate, found, rtol=0.2)
+@pytest.mark.parametrize(
+    "config, batch, expert, rtol",
+    [
+        (tiny_config(**SMALL), (4, 4, 64, 64), 1, 0.2),  # copies for attention weigh more here
+        (SMOLLM2, (2, 8, 192, 64), 1, 0.15),
+        (tiny_config(**SMALL | {"max_length": 3072}), (1, 2, 2048, 1024), 1, 0.25),  # no square
+        (tiny_config(**SMALL, **EXPERTS), (4, 4, 64, 64), 2, 0.2),
+    ],
+    ids=["small", "real", "long", "experts"],
+)
+def test_activations_are_those_of_a_compiled_step(config, batch, expert, rtol):
+    found, estimate = compiled_bytes(config, BatchShape(*batch), expert=expert)
+    np.testing.assert_allclose(estimate, found, rtol=rtol)
 
 
-@pytest.mark.of_many
-@pytest.mark.parametrize("experts", [{}, EXPERTS])
-@pytest.mark.parametrize("remat", ["full", "dots"])
+@for_each("experts", [{}, EXPERTS])
+@for_each("remat", ["full", "dots"])
 def test_what_is_kept_is_what_a_trace_keeps(remat, experts):
     config, batch = tiny_config(**SMALL, **experts), BatchShape(4, 4, 64, 64)
     two = dataclasses.replace(config, num_layers=2)
@@ -212,25 +208,6 @@ def test_bytes_of_a_mesh_are_those_of_its_shards():
     assert cache_bytes(config, **shape, split=4) == 4 * sum(held)
 
 
-def test_a_first_moment_in_half_the_memory():
-    params = {"x": jnp.ones((40, 50))}
-    whole, half = (
-        make_optimizer(OptimizerConfig(learning_rate=0.1, moment_dtype=dtype))
-        for dtype in ("float32", "bfloat16")
-    )
-    assert tree_bytes(half.init(params)) - tree_bytes(whole.init(params)) == -2 * 2000
-    moved = []
-    for optimizer in (whole, half):
-        state, at = optimizer.init(params), params
-        for _ in range(5):
-            changes, state = optimizer.update(jax.tree.map(lambda x: x - 0.5, at), state, at)
-            at = optax.apply_updates(at, changes)
-        moved.append(at["x"])
-    np.testing.assert_allclose(*moved, rtol=0.01)
-    with pytest.raises(ValueError, match="optimizer: moment_dtype"):
-        OptimizerConfig(moment_dtype="int8")
-
-
 @for_each(
     "dtype, filters",
     [("float32", {}), ("bfloat16", {}), ("float32", {"top_p": 0.9}), ("float32", {"top_k": 40})],
@@ -260,10 +237,43 @@ def inputs(config):
 def plan(config, inputs):
     """The plan of a tiny run with some changes, as of an accelerator."""
 
-    def plan(**changes):
-        return make_plan(dataclasses.replace(config, **changes), inputs, accelerator=True)
+    def plan(inputs=inputs, **changes):
+        return make_plan(changed(config, **changes), inputs, accelerator=True)
 
     return plan
+
+
+def changed(config, **changes):
+    """A config with changes; a dict changes some fields of a part, such as ``sampling``."""
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            changes[name] = dataclasses.replace(getattr(config, name), **value)
+    return dataclasses.replace(config, **changes)
+
+
+def plan_of(config, **changes):
+    """The plan of a config whose inputs are its own."""
+    config = changed(config, **changes)
+    return make_plan(config, load_inputs(config), accelerator=True)
+
+
+RANK_4 = LoRAConfig(rank=4)
+ADAPTER = 2048  # its numbers
+CACHE, LOGITS = "cache of the sampler", "logits of the sampler"
+
+
+def in_dtype(inputs, **changes):
+    """The inputs with a model that computes in another dtype, or rounds."""
+    return inputs._replace(model=make_model(dataclasses.replace(inputs.model.config, **changes)))
+
+
+def numbers_of(inputs, *, dims=1, linear=False):
+    """How many numbers the parameters are; of matrices alone, or of linear layers."""
+    return sum(
+        x.size
+        for path, x in jax.tree_util.tree_leaves_with_path(inputs.params)
+        if x.ndim >= dims and (not linear or jr.core.trees.path_str(path).startswith("layers"))
+    )
 
 
 def test_a_plan_reads_no_weights(config, inputs):
@@ -277,53 +287,41 @@ def test_a_plan_reads_no_weights(config, inputs):
 
 
 def test_where_the_model_of_a_plan_comes_from(config, inputs, tmp_path, monkeypatch):
-    # A function that looks at values is called.
-    def model():
-        model, params, tokenizer = config.model()
+    model, params, tokenizer = config.model()
+
+    def looks():  # a function that looks at values is called
         assert float(params["norm"]["scale"].sum()) == 32
         return model, params, tokenizer
 
-    found = load_inputs(dataclasses.replace(config, model=model))
-    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, inputs.params)
-
-    # A plan of a run that goes on from the weights of another.
-    model, params, tokenizer = config.model()
     state = init_state(params, optax.sgd(0.1), jr.recipes.grpo(), key=jax.random.key(0))
     jr.train.save(tmp_path, state, model=model)
 
-    def trained():
-        model, params, _ = config.model()
-        return model, jr.train.Checkpoints(tmp_path, model=model).restore_policy(params), tokenizer
+    def trained():  # so is one that goes on from the weights of another run
+        found = jr.train.Checkpoints(tmp_path, model=model).restore_policy(params)
+        return model, found, tokenizer
 
-    found = load_inputs(dataclasses.replace(config, model=trained))
-    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, inputs.params)
-
-    # A flow model is not planned.
-    flow = dataclasses.replace(
-        config, model=lambda: (*tiny_flow_model(), ByteTokenizer()), recipe="flow_grpo"
-    )
-    with pytest.raises(ValueError, match="of a flow model cannot be planned; leave out --plan"):
-        load_inputs(flow)
+    for function in (looks, trained):
+        found = load_inputs(changed(config, model=function))
+        assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, inputs.params)
 
     # A plan of a named model takes its configuration alone.
     shutil.copy(ROOT / "golden" / "logits" / "llama" / "config.json", tmp_path)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda path: path, raising=False)
-    config = dataclasses.replace(config, model=str(tmp_path), dtype="bfloat16")
+    config = changed(config, model=str(tmp_path), dtype="bfloat16")
     model, params, tokenizer = memory_plan.abstract_model(config)
     assert tokenizer == tmp_path and model.config.dtype == "bfloat16"
     assert params["norm"]["scale"].shape == (model.config.width,)
 
 
 def test_what_a_plan_counts(config, inputs, plan):
-    numbers = jr.core.trees.size(inputs.params)
-    whole = plan()
-    assert whole.state == {"weights": 4 * numbers, "optimizer": 8 * numbers + 4}
-    assert whole.step["gradients"] == 4 * numbers
+    n, whole = numbers_of(inputs), plan()
+    assert whole.state == {"weights": 4 * n, "optimizer": 8 * n + 4}
+    assert whole.step["gradients"] == 4 * n
     assert whole.peak == whole.resident + max(
         sum(whole.step.values()), sum(whole.sampling.values())
     )
     parts = plan(microbatches=2)
-    assert parts.step["gradients"] == 8 * numbers
+    assert parts.step["gradients"] == 8 * n
     assert parts.step["activations"] == whole.step["activations"] / 2
     sampling = config.sampling
     group = inputs.longest_prompt + sampling.group_size * sampling.max_new_tokens
@@ -331,45 +329,41 @@ def test_what_a_plan_counts(config, inputs, plan):
     assert plan(tokens_per_microbatch=half).step == parts.step
     assert plan(tokens_per_microbatch=2 * half).step == whole.step
     assert plan(remat="full").step["activations"] >= whole.step["activations"]  # of one layer
-    assert plan(recipe="grpo").state["reference"] == 4 * numbers
-    assert plan(recipe="dpo").state["reference"] == 4 * numbers
+    assert plan(recipe="grpo").state["reference"] == 4 * n
+    assert plan(recipe="dpo").state["reference"] == 4 * n
     assert "reference" not in plan(recipe="dpo", reference_logp="refs.npz").state
     mnpo = plan(recipe="mnpo").state
-    assert (mnpo["reference"], mnpo["earlier policies"]) == (4 * numbers, 12 * numbers)
+    assert (mnpo["reference"], mnpo["earlier policies"]) == (4 * n, 12 * n)
     table = 4 * 259 * 32  # two moments of the output matrix, and a count
     capo = plan(recipe="capo")
     assert capo.state["moments of the last layer"] == 2 * table + 4
     assert capo.step["sums of the last layer"] == 2 * (table + 4 * 259)
-    half = plan(optimizer=OptimizerConfig(moment_dtype="bfloat16"))
-    assert half.state["optimizer"] == 6 * numbers + 4
+    assert plan(optimizer={"moment_dtype": "bfloat16"}).state["optimizer"] == 6 * n + 4
     spread = plan(mesh=MeshConfig(fsdp=2), prompts_per_step=4)
     assert spread.step["activations"] == whole.step["activations"] / 2
-    assert spread.state["weights"] < 0.6 * 4 * numbers and spread.step["weights gathered"] > 0
+    assert spread.state["weights"] < 0.6 * 4 * n and spread.step["weights gathered"] > 0
     spread = plan(mesh=MeshConfig(data=2), prompts_per_step=4)
-    assert spread.state["weights"] == 4 * numbers
-    assert spread.state["optimizer"] < 0.6 * 8 * numbers
+    assert spread.state["weights"] == 4 * n and spread.state["optimizer"] < 0.6 * 8 * n
     table = max(x.size for x in jax.tree.leaves(inputs.params))
-    assert 4 * table < spread.step["gradients"] < 0.6 * 4 * numbers + 4 * table
+    assert 4 * table < spread.step["gradients"] < 0.6 * 4 * n + 4 * table
     ahead = plan(asynchrony=AsyncConfig(max_staleness=1))
-    assert ahead.overlap and ahead.sampling["weights of the sampler"] == 8 * numbers
+    assert ahead.overlap and ahead.sampling["weights of the sampler"] == 8 * n
     assert ahead.peak > whole.peak
     later = plan(asynchrony=AsyncConfig(max_staleness=2))  # a batch of them is not the last
-    assert later.sampling["weights of the sampler"] == 12 * numbers
+    assert later.sampling["weights of the sampler"] == 12 * n
 
 
 def test_a_backward_pass_has_a_part_of_a_minibatch(config, inputs, plan):
-    numbers = jr.core.trees.size(inputs.params)
+    n = numbers_of(inputs)
 
     def dapo(microbatches, **changes):
-        found = plan(recipe="dapo", prompts_per_step=64, microbatches=microbatches, **changes)
-        return found.step
+        return plan(recipe="dapo", prompts_per_step=64, microbatches=microbatches, **changes).step
 
     four = plan(recipe="dapo", minibatches=1).step  # groups
-    flat, parts = dapo(1, packing="flat"), dapo(16)
-    for found in (flat, parts):  # 16 minibatches of four groups
-        assert found["gradients"] == four["gradients"] == 4 * numbers
+    for found in (dapo(1, packing="flat"), dapo(16)):  # 16 minibatches of four groups
+        assert found["gradients"] == four["gradients"] == 4 * n
         assert found["activations"] == four["activations"]
-    assert dapo(32)["gradients"] == 8 * numbers
+    assert dapo(32)["gradients"] == 8 * n
     assert dapo(32)["activations"] == four["activations"] / 2
     # Padded rows are scored by microbatches of the batch, here all of it at one time.
     group_size, length = config.sampling.group_size, config.sampling.max_new_tokens
@@ -377,11 +371,10 @@ def test_a_backward_pass_has_a_part_of_a_minibatch(config, inputs, plan):
     layer = largest_layer_bytes(inputs.model.config, batch, on=LayerPlacement(accelerator=True))
     assert dapo(1)["activations"] == layer
     cells = inputs.longest_prompt + group_size * length
-    halves = dapo(1, tokens_per_microbatch=2 * cells)
-    assert halves == dapo(32)
+    assert dapo(1, tokens_per_microbatch=2 * cells) == dapo(32)
 
 
-def test_a_plan_counts_the_model_of_the_reward(config, plan, tmp_path):
+def test_a_plan_counts_the_model_of_the_reward(plan, tmp_path):
     model, params = jr.testing.tiny_model(num_layers=1)
     _, scorer = jr.models.with_head(model, params, key=jax.random.key(0))
     jr.models.save_safetensors(scorer, tmp_path / "rm", config=model.config, head="response")
@@ -391,86 +384,53 @@ def test_a_plan_counts_the_model_of_the_reward(config, plan, tmp_path):
     body = sum(x.size for x in jax.tree.leaves(scorer))
     assert graded.state["model of the reward"] == 4 * body
     assert graded.resident == plain.resident + 4 * body
-    judge = jr.train.judge(tmp_path / "judge", max_new_tokens=3, **options)
-    judged = plan(reward=judge)
+    judged = plan(reward=jr.train.judge(tmp_path / "judge", max_new_tokens=3, **options))
     assert judged.state["model of the reward"] == 4 * sum(x.size for x in jax.tree.leaves(params))
     assert judged.sampling["cache of the judge"] > 0
     assert sum(judged.sampling.values()) > sum(plain.sampling.values())
 
 
-def test_what_trains_and_what_stays_beside_an_adapter(config, inputs, plan):
-    # An adapter takes little.
-    small = plan(lora=LoRAConfig(rank=4), recipe="grpo")
-    numbers = 2048
-    assert small.step["gradients"] == 4 * numbers
-    assert small.state == {
-        "weights": 4 * (jr.core.trees.size(inputs.params) + numbers),
-        "optimizer": 8 * numbers + 4,
-    }  # its reference is the base
-    other = plan(lora=LoRAConfig(rank=4), recipe="grpo", reference="a soup")
-    numbers = jr.core.trees.size(inputs.params)
-    assert other.state["reference"] == 4 * numbers
+def test_what_trains_and_what_stays_beside_an_adapter(inputs, plan):
+    n, half = numbers_of(inputs), in_dtype(inputs, dtype="bfloat16")
+    small = plan(lora=RANK_4, recipe="grpo")
+    assert small.step["gradients"] == 4 * ADAPTER
+    # Its reference is the base.
+    assert small.state == {"weights": 4 * (n + ADAPTER), "optimizer": 8 * ADAPTER + 4}
+    given = {"lora": RANK_4, "recipe": "grpo", "reference": "a soup"}
+    assert plan(**given).state["reference"] == 4 * n
     # The base is then bfloat16, but not a reference of its own.
-    given = {"lora": LoRAConfig(rank=4), "recipe": "grpo", "reference": "a soup"}
-    half = make_plan(dataclasses.replace(config, **given), in_dtype(inputs, dtype="bfloat16"))
-    assert half.state["weights"] < 4 * numbers == half.state["reference"]
-
+    state = plan(half, **given).state
+    assert state["weights"] < 4 * n == state["reference"]
     # A critic beside an adapter has gradients.
-    given = {"recipe": "ppo_max", "critic": OptimizerConfig(), "lora": LoRAConfig(rank=4)}
-    numbers, matrices = jr.core.trees.size(inputs.params), matrix_numbers(inputs)
-    found = plan(**given)
-    assert found.step["gradients"] == 4 * 2048
-    assert found.step["gradients of the critic"] == 4 * numbers
-    half = make_plan(
-        dataclasses.replace(config, **given), in_dtype(inputs, dtype="bfloat16"), accelerator=True
-    )
-    assert half.step["weights as multiplied"] == 2 * matrices
+    given = {"recipe": "ppo_max", "critic": OptimizerConfig(), "lora": RANK_4}
+    found = plan(**given).step
+    assert (found["gradients"], found["gradients of the critic"]) == (4 * ADAPTER, 4 * n)
+    assert plan(half, **given).step["weights as multiplied"] == 2 * numbers_of(inputs, dims=2)
 
 
 def test_evolution_keeps_no_activations_but_its_members(inputs, plan):
     sgd = OptimizerConfig(name="sgd", b1=0.0, max_grad_norm=None)
-    given = {"recipe": "eggroll", "optimizer": sgd, "remat": "full"}
     adam = {"recipe": "eggroll", "remat": "full", "prompts_per_step": 4}
     spread = plan(**adam, mesh=MeshConfig(data=2)).state
     assert spread == plan(**adam).state  # each device makes the whole update
-    evolved = plan(**given, sampling=SamplingConfig(group_size=6, max_new_tokens=4))
+    evolved = plan(recipe="eggroll", optimizer=sgd, remat="full", sampling={"group_size": 6})
     drawn = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)  # q and o, k and v, the MLP
     assert evolved.state["optimizer"] == 0
-    assert evolved.step == {
-        "gradients": 4 * jr.core.trees.size(inputs.params),
-        "noise of an update": 4 * 6 * drawn,
-    }
+    noise = {"noise of an update": 4 * 6 * drawn}
+    assert evolved.step == {"gradients": 4 * numbers_of(inputs)} | noise
     assert evolved.sampling["members"] == 4 * 3 * drawn
 
 
-def in_dtype(inputs, **changes):
-    """The inputs with a model that computes in another dtype, or rounds."""
-    return inputs._replace(model=make_model(dataclasses.replace(inputs.model.config, **changes)))
-
-
-def matrix_numbers(inputs, *, linear=False):
-    return sum(
-        x.size
-        for path, x in jax.tree_util.tree_leaves_with_path(inputs.params)
-        if x.ndim > 1 and (not linear or jr.core.trees.path_str(path).startswith("layers"))
-    )
-
-
-def test_the_support_of_tokens_is_counted(config, plan):
+def test_the_support_of_tokens_is_counted(plan):
     whole, tokens = plan(), 4 * 2 * 4
-
-    def truncated(microbatches=1, **filters):
-        given = dataclasses.replace(config.sampling, **filters)
-        return plan(sampling=given, microbatches=microbatches)
-
     assert "support of tokens" not in whole.step
     for filters, each in (({"top_p": 0.9}, 36), ({"min_p": 0.1, "top_k": 5}, 20)):
-        found = truncated(**filters)
+        found = plan(sampling=filters)
         more = {k: found.sampling[k] - whole.sampling[k] for k in whole.sampling}
         logits = 4 * 259 * 8 * (0 if "top_k" in filters else 3)
-        assert more == {"cache of the sampler": tokens * each, "logits of the sampler": logits}
+        assert more == {CACHE: tokens * each, LOGITS: logits}
         assert found.step["support of tokens"] == 2 * tokens * each
-        parts = truncated(microbatches=4, **filters)
+        parts = plan(sampling=filters, microbatches=4)
         assert parts.step["support of tokens"] == (3 + 1 / 4) * tokens * each
 
 
@@ -495,122 +455,102 @@ def test_a_support_in_a_compiled_step():
     assert 0.7 * more < 3.5 * bits.nbytes < 1.3 * more
 
 
-def test_other_copies_of_the_weights_are_counted(config, inputs, plan):
+def test_other_copies_of_the_weights_are_counted(inputs, plan):
     # Weights of another dtype while they load.
-    assert plan(lora=LoRAConfig(rank=4)).loading == {}
-    adapted = dataclasses.replace(config, lora=LoRAConfig(rank=4))
-    half = make_plan(adapted, in_dtype(inputs, dtype="bfloat16"), accelerator=True)
-    numbers, matrices = jr.core.trees.size(inputs.params), matrix_numbers(inputs)
-    kept = 4 * numbers - 2 * matrices
-    assert half.loading == {"weights in float32": 4 * numbers, "weights as kept": kept}
-    assert half._replace(step={}, sampling={}).peak == 4 * numbers + kept > half.resident
-    named = dataclasses.replace(adapted, model="owner/name", dtype="bfloat16")  # loaded as kept
-    assert make_plan(named, in_dtype(inputs, dtype="bfloat16"), accelerator=True).loading == {}
+    n, matrices = numbers_of(inputs), numbers_of(inputs, dims=2)
+    assert plan(lora=RANK_4).loading == {}
+    bfloat16, int8 = in_dtype(inputs, dtype="bfloat16"), in_dtype(inputs, quantization="int8")
+    half, kept = plan(bfloat16, lora=RANK_4), 4 * n - 2 * matrices
+    assert half.loading == {"weights in float32": 4 * n, "weights as kept": kept}
+    assert half._replace(step={}, sampling={}).peak == 4 * n + kept > half.resident
+    named = {"lora": RANK_4, "model": "owner/name", "dtype": "bfloat16"}  # loaded as kept
+    assert plan(bfloat16, **named).loading == {}
 
     # A scan copies the weights of the layers.
     model, params = jr.testing.tiny_model()
     two = inputs._replace(model=model, params=params)
-    found = make_plan(config, in_dtype(two, scan_layers=True), accelerator=True)
     layers = 4 * jr.core.trees.size(params["layers"])
-    plain = make_plan(config, two, accelerator=True)
-    assert found.step == plain.step | {"weights stacked": layers}
+    stacked = plan(in_dtype(two, scan_layers=True)).step
+    assert stacked == plan(two).step | {"weights stacked": layers}
 
     # Weights that are rounded for the sampler.
-    linear = matrix_numbers(inputs, linear=True)
-    for lora in (LoRAConfig(), LoRAConfig(rank=4)):
-        changed = dataclasses.replace(config, lora=lora)
-        found = make_plan(changed, in_dtype(inputs, quantization="int8"), accelerator=True)
-        assert found.sampling["weights as multiplied"] == linear
-    half = make_plan(config, in_dtype(inputs, dtype="bfloat16"), accelerator=True)
-    assert half.sampling["weights as multiplied"] == 2 * matrix_numbers(inputs)
+    linear = numbers_of(inputs, dims=2, linear=True)
+    for lora in (LoRAConfig(), RANK_4):
+        assert plan(int8, lora=lora).sampling["weights as multiplied"] == linear
+    assert plan(bfloat16).sampling["weights as multiplied"] == 2 * matrices
 
     # A sampler in 8 bits alone has a copy of its weights: while it samples; ahead of a step it has
     # no other weights, of which two exist at a time.
-    linear = matrix_numbers(inputs, linear=True)
-    sampling = dataclasses.replace(config.sampling, quantization="int8")
-    config = dataclasses.replace(config, recipe="dr_grpo", sampling=sampling)
-    assert make_plan(config, inputs).sampling["weights as multiplied"] == linear
-    ahead = dataclasses.replace(config, asynchrony=AsyncConfig(max_staleness=1))
-    found, numbers = make_plan(ahead, inputs), sum(x.size for x in jax.tree.leaves(inputs.params))
-    assert "weights as multiplied" not in found.sampling
-    others = 4 * (numbers - linear) + linear
-    scales = found.sampling["weights of the sampler"] // 2 - others
+    eight = {"recipe": "dr_grpo", "sampling": {"quantization": "int8"}}
+    assert plan(**eight).sampling["weights as multiplied"] == linear
+    eight["asynchrony"] = AsyncConfig(max_staleness=1)
+    found, others = plan(**eight).sampling, 4 * (n - linear) + linear
+    assert "weights as multiplied" not in found
+    scales = found["weights of the sampler"] // 2 - others
     assert 0 < scales < 0.2 * linear
-    adapted = make_plan(dataclasses.replace(ahead, lora=LoRAConfig(rank=4)), inputs)
-    assert adapted.sampling["weights of the sampler"] > others + scales
+    assert plan(**eight, lora=RANK_4).sampling["weights of the sampler"] > others + scales
 
 
-def test_devices_that_sample_and_evaluate(config, inputs, plan):
+def test_devices_that_sample_and_evaluate(inputs, plan):
     # Devices that only sample.
-    numbers = jr.core.trees.size(inputs.params)
-    whole = plan()
+    n, whole = numbers_of(inputs), plan()
 
     def ahead(*, max_staleness=1, mesh=None, **changes):
-        given = {} if mesh is None else {"sampler_mesh": mesh}
-        given = AsyncConfig(max_staleness=max_staleness, sampler_devices=2, **given)
+        given = AsyncConfig(max_staleness, sampler_devices=2, sampler_mesh=mesh)
         return plan(asynchrony=given, **changes)
 
     found = ahead()
     assert whole.sampler == {} and whole.most == whole.peak
     assert not found.overlap and found.sampling == {}
     assert found.state == whole.state and found.step == whole.step
-    assert found.sampler == {
-        "weights": 8 * numbers,
-        "cache of the sampler": whole.sampling["cache of the sampler"] / 2,
-        "logits of the sampler": whole.sampling["logits of the sampler"] / 2,
-    }
-    assert ahead(max_staleness=2).sampler["weights"] == 12 * numbers
-    assert ahead(mesh=MeshConfig(fsdp=2)).sampler["weights"] < 0.6 * 8 * numbers
-    adapted = ahead(lora=LoRAConfig(rank=4)).sampler["weights"]
-    assert adapted == 4 * numbers + 2 * 4 * 2048
+    halves = {name: whole.sampling[name] / 2 for name in (CACHE, LOGITS)}
+    assert found.sampler == {"weights": 8 * n} | halves
+    assert ahead(max_staleness=2).sampler["weights"] == 12 * n
+    assert ahead(mesh=MeshConfig(fsdp=2)).sampler["weights"] < 0.6 * 8 * n
+    assert ahead(lora=RANK_4).sampler["weights"] == 4 * n + 2 * 4 * ADAPTER
     large = found._replace(sampler={"weights": 10 * found.peak})
     assert large.most == 10 * found.peak
 
     # Episodes are evaluated beside those of the next batch.
-    numbers = jr.core.trees.size(inputs.params)
-    changes = {"environment": jr.environments.NumberGuess(), "reward": None}
-
-    def ahead(every, *, lora=None, **options):
+    def episodes(every, *, lora=None, **options):
         return plan(
+            environment=jr.environments.NumberGuess(),
+            reward=None,
             evaluation=EvaluationConfig(every=every),
             asynchrony=AsyncConfig(max_staleness=1, **options),
             lora=LoRAConfig(rank=lora),
-            **changes,
         )
 
-    first, found = ahead(0), ahead(2)
+    first, found = episodes(0), episodes(2)
     assert first.episodes == {} and found.sampling == first.sampling
     slots = {name: found.sampling[name] for name in found.episodes}
-    assert "cache of the sampler" in slots and found.episodes == slots
+    assert CACHE in slots and found.episodes == slots
     # A step and an evaluation are never at the same time.
     idle = found._replace(step={})
     assert found.peak == first.peak
     assert idle.peak == idle.resident + sum(idle.sampling.values()) + sum(slots.values())
     assert any("while episodes are evaluated" in line for line in found.table())
     # Devices that only sample have a copy of the policy for it.
-    first, found = ahead(0, sampler_devices=2).sampler, ahead(2, sampler_devices=2).sampler
+    first, found = (episodes(every, sampler_devices=2).sampler for every in (0, 2))
     assert "weights of the evaluation" not in first
-    assert found["weights of the evaluation"] == 4 * numbers
-    assert found["cache of the sampler"] == 2 * first["cache of the sampler"]
-    adapted = ahead(0, sampler_devices=2, lora=4).sampler  # the base a second time
-    assert adapted["weights of the evaluation"] == 4 * numbers
+    assert found["weights of the evaluation"] == 4 * n and found[CACHE] == 2 * first[CACHE]
+    adapted = episodes(0, sampler_devices=2, lora=4).sampler  # the base a second time
+    assert adapted["weights of the evaluation"] == 4 * n
 
 
 def test_logits_are_there_in_chunks(config, inputs, plan):
-    # Statistics have larger chunks of logits.
+    # Statistics have larger chunks of logits; of few tokens all are there at once.
     vocab_size, sampling = inputs.model.config.vocab_size, config.sampling
     whole = config.prompts_per_step * sampling.group_size * sampling.max_new_tokens
     assert plan().step["logits"] == 3 * 4 * min(64, whole) * vocab_size
-    # Of few tokens all logits are there at once.
     assert plan(recipe="otr").step["logits"] == 3 * 4 * min(256, whole) * vocab_size
     assert logits_bytes(51_200, 4096, 16) == 3 * 4 * 64 * 51_200
     assert logits_bytes(51_200, 4096, 16, statistics=True) == 3 * 4 * 256 * 51_200
-
-    # Blocks of logits grow with the hidden states.
-    # 64 tokens' worth would be 128 words for so many tokens: of 4,096 numbers each.
+    # Blocks of logits grow with the hidden states: 64 tokens' worth would be 128 words for so many
+    # tokens, of 4,096 numbers each.
     tokens, width = 131_072, 4096
-    assert logits_bytes(2**18, tokens, width) == 3 * 4 * tokens * 2 * width
-    assert logits_bytes(2**18, tokens, width, statistics=True) == 3 * 4 * tokens * 2 * width
+    for options in ({}, {"statistics": True}):
+        assert logits_bytes(2**18, tokens, width, **options) == 3 * 4 * tokens * 2 * width
     mesh = {"data": 1, "fsdp": 16, "tensor": 4}
     # A vocabulary that devices do not divide is whole on each.
     assert logits_bytes(2**18 + 1, tokens, width, mesh=mesh) > 3 * 4 * tokens / 16 * width
@@ -618,32 +558,29 @@ def test_logits_are_there_in_chunks(config, inputs, plan):
 
 
 def test_responses_of_a_denoiser_have_a_prompt_each(config, plan):
-    causal = plan().step["activations"]
-
     def model():
         model, params, tokenizer = config.model()
         shape = dataclasses.replace(model.config, causal=False, mask_id=model.config.vocab_size - 1)
         return make_model(shape), params, tokenizer
 
-    own = dataclasses.replace(config, model=model, recipe="espo")
+    causal, own = plan().step["activations"], changed(config, model=model, recipe="espo")
     inputs = load_inputs(own)
-    plan = make_plan(own, inputs, accelerator=True)
-    assert plan.step["activations"] > causal
+    found = make_plan(own, inputs, accelerator=True)
+    assert found.step["activations"] > causal
     sampling = own.sampling  # of a tiny vocabulary the logits of all cells are there at one time
     cells = own.prompts_per_step * sampling.group_size * sampling.max_new_tokens
-    assert plan.sampling["logits of the sampler"] >= 4 * 4 * cells * inputs.model.config.vocab_size
+    assert found.sampling[LOGITS] >= 4 * 4 * cells * inputs.model.config.vocab_size
     # A model with blocks scores each of them twice.
-    shape = dataclasses.replace(inputs.model.config, block_length=4)
-    twice = make_plan(own, inputs._replace(model=make_model(shape)), accelerator=True)
-    assert twice.step["activations"] > 1.4 * plan.step["activations"]
+    twice = make_plan(own, in_dtype(inputs, block_length=4), accelerator=True)
+    assert twice.step["activations"] > 1.4 * found.step["activations"]
     # It has no slots, and its sampler no filters.
-    causal, own = (
+    causal, others = (
         {text.split()[0] for text, _ in memory_plan.suggestions(lay_out(config), causal=x)}
         for x in (True, False)
     )
-    assert causal - own == {"--sampling.slots", "--sampling.top-k"}
+    assert causal - others == {"--sampling.slots", "--sampling.top-k"}
     with pytest.raises(memory_plan.OutOfMemory) as error:
-        memory_plan.plan_text(dataclasses.replace(config, model=model, recipe="espo"), memory=2**12)
+        memory_plan.plan_text(own, memory=2**12)
     assert "--sampling.slots" not in str(error.value)
 
 
@@ -655,54 +592,47 @@ def test_a_model_of_which_little_is_known(config, inputs):
         model, params, tokenizer = config.model()
         return model._replace(config=shape), {"all": [params["layers"], params]}, tokenizer
 
-    own = dataclasses.replace(config, model=model)
-    found = make_plan(own, load_inputs(own), accelerator=True)
+    own = changed(config, model=model)
+    found = plan_of(own)
     assert "activations" not in found.step
     assert found.unknown == ("width", "num_heads", "mlp_width")
     text = memory_plan.plan_text(own, memory=1e9)
     assert text.endswith("What is counted fits.")
     assert "not counted: the model's configuration has no width, num_heads, mlp_width." in text
-    spread = dataclasses.replace(own, mesh=MeshConfig(fsdp=2))
-    assert make_plan(spread, load_inputs(own)).step["weights gathered"] > 0
+    assert plan_of(own, mesh=MeshConfig(fsdp=2)).step["weights gathered"] > 0
     with pytest.raises(memory_plan.OutOfMemory, match="--optimizer.moment-dtype") as error:
         memory_plan.plan_text(own, memory=1e5)
     assert "--lora.rank" not in str(error.value)  # it has no linear layer by that name
 
 
 def test_the_cache_is_that_of_the_rows_of_a_run(config, inputs, plan):
-    # Slots and the evaluation decide the cache.
-    one = cache_bytes(inputs.model.config, prompts=1, prompt_length=16, slots=1, length=4)
-    whole = plan().sampling["cache of the sampler"]
+    shape = inputs.model.config
+    one = cache_bytes(shape, prompts=1, prompt_length=16, slots=1, length=4)
     # Slots have no padding.
-    bare = cache_bytes(inputs.model.config, prompts=1, prompt_length=3, slots=1, length=4)
-    slots = dataclasses.replace(config.sampling, slots=2)
-    assert plan(sampling=slots).sampling["cache of the sampler"] == 2 * bare < whole
-    several = inputs._replace(num_held_out=100)
-    evaluated = dataclasses.replace(config, evaluation=EvaluationConfig())
-    greedy = make_plan(evaluated, several).sampling["cache of the sampler"]
+    bare = cache_bytes(shape, prompts=1, prompt_length=3, slots=1, length=4)
+    whole = plan().sampling[CACHE]
+    assert plan(sampling={"slots": 2}).sampling[CACHE] == 2 * bare < whole
+    greedy = plan(inputs._replace(num_held_out=100), evaluation=EvaluationConfig()).sampling[CACHE]
     assert greedy == 8 * one > whole  # as many prompts as a batch has rows
     # Five questions are three rows of each of two devices.
-    spread = dataclasses.replace(evaluated, mesh=MeshConfig(fsdp=2))
-    few = make_plan(spread, inputs._replace(num_held_out=5)).sampling["cache of the sampler"]
-    assert few == 3 * one
+    spread = {"evaluation": EvaluationConfig(), "mesh": MeshConfig(fsdp=2)}
+    assert plan(inputs._replace(num_held_out=5), **spread).sampling[CACHE] == 3 * one
 
-    # Episodes take the rows of the engine that plays them.
-    sampling = dataclasses.replace(config.sampling, max_new_tokens=64)
-    changes = {"sampling": sampling, "environment": jr.environments.NumberGuess(), "reward": None}
+    # Episodes take the rows of the engine that plays them. Prompts of 3 tokens are short beside
+    # responses of 64, so each slot has a row.
+    episodes = {"sampling": {"max_new_tokens": 64}, "environment": jr.environments.NumberGuess()}
+    count = config.prompts_per_step * config.sampling.group_size
+    rows = {"prompts": count, "prompt_length": 3, "slots": count, "length": 64}
     for evaluation in (EvaluationConfig(), EvaluationConfig(enabled=False)):
-        found = plan(evaluation=evaluation, **changes).sampling["cache of the sampler"]
-        count = config.prompts_per_step * sampling.group_size
-        # Prompts of 3 tokens are short beside responses of 64, so each slot has a row.
-        shape = {"prompts": count, "prompt_length": 3, "slots": count, "length": 64}
-        assert found == cache_bytes(inputs.model.config, **shape)
+        found = plan(evaluation=evaluation, reward=None, **episodes).sampling[CACHE]
+        assert found == cache_bytes(shape, **rows)
 
-    # The grid of slots is that of the run.
-    sampling = dataclasses.replace(config.sampling, max_new_tokens=300, slots=8)
-    # With 129 tokens a row has one slot; with their padding to 192 it would have two.
+    # The grid of slots is that of the run. With 129 tokens a row has one slot; with their padding
+    # to 192 it would have two.
     longer = inputs._replace(longest_prompt=192, slot_prompt=129)
-    found = make_plan(dataclasses.replace(config, sampling=sampling), longer)
-    shape = {"prompts": 8, "prompt_length": 129, "slots": 8, "length": 300}
-    assert found.sampling["cache of the sampler"] == cache_bytes(inputs.model.config, **shape)
+    found = plan(longer, sampling={"max_new_tokens": 300, "slots": 8}).sampling[CACHE]
+    rows = {"prompts": 8, "prompt_length": 129, "slots": 8, "length": 300}
+    assert found == cache_bytes(shape, **rows)
 
 
 def options(error):
@@ -722,12 +652,11 @@ class Wide:
 
 def test_rows_of_a_collector_and_of_a_teacher_are_counted(config, inputs):
     # A plan counts the rollouts and texts of a collector.
-
     def step(collector, **sampling):
-        recipe = jr.recipes.grpo().replace(collector=collector)
-        sampling = dataclasses.replace(config.sampling, **sampling)
-        changed = dataclasses.replace(config, recipe=recipe, sampling=sampling)
-        return load_inputs(changed), make_plan(changed, load_inputs(changed)).step
+        own = changed(
+            config, recipe=jr.recipes.grpo().replace(collector=collector), sampling=sampling
+        )
+        return load_inputs(own), plan_of(own).step
 
     (_, plain), (_, wide) = step(None), step(Wide())
     assert wide["gradients"] == plain["gradients"]
@@ -739,12 +668,11 @@ def test_rows_of_a_collector_and_of_a_teacher_are_counted(config, inputs):
     assert texts["activations"] > 4 * wide["activations"]
 
     # A plan counts the prompts of a teacher.
-
     def activations(name, room=None, **changes):
-        sampling = dataclasses.replace(config.sampling, prompt_length=room)
-        changes = {"recipe": name, "sampling": sampling, "remat": "full"} | changes
-        changed = dataclasses.replace(config, **changes)
-        return make_plan(changed, load_inputs(changed)).step["activations"]
+        own = changed(
+            config, recipe=name, sampling={"prompt_length": room}, remat="full", **changes
+        )
+        return make_plan(own, load_inputs(own)).step["activations"]
 
     # Eight responses of 4 tokens, each after a prompt of its own, that of the data and more.
     shape, batch = inputs.model.config, BatchShape(8, 1, 64, 4)
@@ -784,22 +712,13 @@ def test_another_model_of_a_run_may_come_from_a_function(config, tmp_path, monke
     """A policy by name with a dtype; the teacher's is the one that its function chose."""
     shutil.copy(ROOT / "golden" / "logits" / "llama" / "config.json", tmp_path)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda path: ByteTokenizer(), raising=False)
-    config = dataclasses.replace(
-        config,
-        model=str(tmp_path),
-        dtype="bfloat16",
-        scan_layers=True,
-        recipe="gkd",
-        teacher=tiny_model_and_tokenizer,
-    )
+    named = {"model": str(tmp_path), "dtype": "bfloat16", "scan_layers": True}
+    teacher = {"recipe": "gkd", "teacher": lambda: (*tiny_model(), ByteTokenizer())}
+    config = changed(config, **named, **teacher)
     inputs = load_inputs(config)
     assert inputs.model.config.dtype == "bfloat16" and inputs.teacher_config.dtype == "float32"
     assert config.with_model(str(tmp_path)).dtype == "bfloat16"
     assert not config.with_model(str(tmp_path)).scan_layers
-
-
-def tiny_model_and_tokenizer():
-    return *tiny_model(), ByteTokenizer()
 
 
 @for_each("name, itemsize", [("some/model", 2), (None, 4)])
@@ -808,18 +727,16 @@ def test_a_plan_counts_another_model_that_teaches(config, monkeypatch, name, ite
     model = make_model(tiny_config(width=48, dtype="bfloat16"))
     made = (model, param_shapes(model), ByteTokenizer())
     monkeypatch.setattr(memory_plan, "abstract_model", lambda config: made)
-    config = dataclasses.replace(config, recipe="gkd", teacher=name or (lambda: None))
-    plan = make_plan(config, load_inputs(config))
-    leaves = jax.tree.leaves(made[1])
-    want = sum(x.size * (itemsize if x.ndim > 1 else 4) for x in leaves)
-    assert plan.state["teacher"] == want
+    config = changed(config, recipe="gkd", teacher=name or (lambda: None))
+    plan, leaves = plan_of(config), jax.tree.leaves(made[1])
+    assert plan.state["teacher"] == sum(x.size * (itemsize if x.ndim > 1 else 4) for x in leaves)
     sampling = config.sampling
     tokens = config.prompts_per_step * sampling.group_size * sampling.max_new_tokens
     copies = 1 if config.microbatches == 1 else 2
     assert plan.step["hidden states of the teacher"] == copies * tokens * 48 * 2
     assert "the teacher that samples" not in plan.sampling
-    config = dataclasses.replace(config, recipe=jr.recipes.minillm(text_coef=0.0))
-    plan, inputs = make_plan(config, load_inputs(config)), load_inputs(config)
+    config = changed(config, recipe=jr.recipes.minillm(text_coef=0.0))
+    plan, inputs = plan_of(config), load_inputs(config)
     rows, shape = config.prompts_per_step, model.config
     places = rows * (inputs.longest_prompt + sampling.group_size * sampling.max_new_tokens)
     cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 2 * places
@@ -827,97 +744,100 @@ def test_a_plan_counts_another_model_that_teaches(config, monkeypatch, name, ite
     assert plan.sampling["the teacher that samples"] == cache + logits
 
 
+WIDE = SamplingConfig(group_size=4, max_new_tokens=64)
+
+
+def refused(config, **changes):
+    """The options that are offered where a plan does not fit."""
+    memory = changes.pop("memory", None)
+    with pytest.raises(memory_plan.OutOfMemory, match="does not fit") as error:
+        memory_plan.plan_text(changed(config, **changes), memory=memory)
+    return options(error)
+
+
 def test_what_fits_and_which_option_helps(config):
-    config = dataclasses.replace(config, sampling=SamplingConfig(group_size=4, max_new_tokens=64))
-    peak = make_plan(config, load_inputs(config), accelerator=True).peak
+    config = changed(config, sampling=WIDE)
+    peak = plan_of(config).peak
     text = memory_plan.plan_text(config, memory=1.1 * peak)
     assert text.endswith("It fits.") and "activations" in text and "weights" in text
-    with pytest.raises(memory_plan.OutOfMemory, match="It does not fit") as error:
-        memory_plan.plan_text(config, memory=0.9 * peak)
-    lines = options(error)
+    lines = refused(config, memory=0.9 * peak)
     known = ("microbatches 2", "microbatches 4", "max-new-tokens 32", "mesh.data 4", "mesh.fsdp 4")
     assert all(any(name in line for line in lines) for name in known), lines
     # The activations decide, of which an adapter takes nothing away, nor has a filter a part.
     assert not any("lora" in line or "top-k" in line for line in lines)
     assert any(line.endswith("fits") for line in lines if "microbatches 4" in line)
     assert "It fits." in memory_plan.plan_text(config)  # the machine that is here has more
-    config = dataclasses.replace(config, tokens_per_microbatch=999)
+    config = changed(config, tokens_per_microbatch=999)
     assert "microbatches of up to 999 cells" in memory_plan.plan_text(config)
-    with pytest.raises(memory_plan.OutOfMemory) as error:
-        memory_plan.plan_text(config, memory=0.5 * peak)
-    assert not any("microbatches" in line for line in options(error))
+    assert not any("microbatches" in line for line in refused(config, memory=0.5 * peak))
     assert 2**28 < available_memory(8) <= available_memory()
 
 
 @pytest.mark.slow
 def test_a_filter_that_records_less_helps(config):
-    sampling = SamplingConfig(group_size=4, max_new_tokens=64, top_p=0.9)
-
     def model():
         return *tiny_model(num_layers=1, vocab_size=16384), ByteTokenizer()
 
-    config = dataclasses.replace(config, sampling=sampling)
-    config = dataclasses.replace(config, model=model, remat="full")
-    with pytest.raises(memory_plan.OutOfMemory) as error:
-        memory_plan.plan_text(config, memory=1e6)
-    assert any("--sampling.top-k 128" in line for line in options(error))
+    sampling = dataclasses.replace(WIDE, top_p=0.9)
+    lines = refused(config, sampling=sampling, model=model, remat="full", memory=1e6)
+    assert any("--sampling.top-k 128" in line for line in lines)
 
 
 @pytest.mark.slow
 def test_only_meshes_that_a_run_takes_are_offered(config, monkeypatch):
-    config = dataclasses.replace(config, sampling=SamplingConfig(group_size=4, max_new_tokens=64))
+    config = changed(config, sampling=WIDE)
     monkeypatch.setattr(memory_plan, "available_memory", lambda devices: 2**20)
-    with pytest.raises(memory_plan.OutOfMemory) as error:
-        memory_plan.plan_text(config)
-    assert not any("mesh" in line for line in options(error))  # 4 prompts, 8 devices
-    with pytest.raises(memory_plan.OutOfMemory) as error:
-        memory_plan.plan_text(dataclasses.replace(config, prompts_per_step=8))
-    lines = options(error)
+    assert not any("mesh" in line for line in refused(config))  # 4 prompts, 8 devices
+    lines = refused(config, prompts_per_step=8)
     assert {"--mesh.data -1", "--mesh.fsdp -1"} <= {" ".join(x.split()[:2]) for x in lines}
     # Microbatches of 4 do not divide over 8 devices, nor do 4 slots.
-    spread = dataclasses.replace(config, prompts_per_step=8, mesh=MeshConfig(data=-1))
-    with pytest.raises(memory_plan.OutOfMemory) as error:
-        memory_plan.plan_text(spread)
-    assert not any("microbatches" in line or "slots" in line for line in options(error))
+    spread = changed(config, prompts_per_step=8, mesh=MeshConfig(data=-1))
+    assert not any("microbatches" in line or "slots" in line for line in refused(spread))
     found = dict(memory_plan.suggestions(lay_out(spread)))
     assert found["--mesh.data 1 --mesh.fsdp -1"].mesh == MeshConfig(fsdp=-1)
 
 
-def test_a_plan_of_a_run_that_could_not_start(config):
+APART = {"max_staleness": 1, "sampler_devices": 2}
+FEW = SamplingConfig(group_size=2, max_new_tokens=4, slots=2)
 
-    def refused(match, *, memory=None, **changes):
-        with pytest.raises(ValueError, match=match):
-            memory_plan.plan_text(dataclasses.replace(config, **changes), memory=memory)
 
-    refused("4 prompts .* does not divide over 8 devices", mesh=MeshConfig(data=-1))
-    refused("64 devices, but there are 8; .*--plan-memory", mesh=MeshConfig(tensor=64))
-    refused("2 devices, but there are 8; the sizes", mesh=MeshConfig(fsdp=2))
-    refused("set fsdp to a size instead of -1", memory=1e9, mesh=MeshConfig(fsdp=-1))
-    ahead = {"max_staleness": 1, "sampler_devices": 2}
-    refused(
-        "would deadlock",
-        memory=1e9,
-        mesh=MeshConfig(data=2),
-        asynchrony=AsyncConfig(max_staleness=1),
-    )
-    odd = AsyncConfig(**ahead, sampler_mesh=MeshConfig(data=3))
-    refused("data 3 .* does not match 2 sampler_devices", memory=1e9, asynchrony=odd)
-    refused(
-        "does not divide over 2 devices",
-        memory=1e9,
-        asynchrony=AsyncConfig(**ahead),
-        prompts_per_step=3,
-    )
-    few = SamplingConfig(group_size=2, max_new_tokens=4, slots=2)
-    refused("are 2 rows, which", memory=1e9, sampling=few, mesh=MeshConfig(data=4))
-    refused(
-        "no held-out",
-        evaluation=EvaluationConfig(),
-        data=dataclasses.replace(config.data, held_out=0.0),
-    )
-    refused("leaves no room", sampling=SamplingConfig(max_new_tokens=4096))
-    asked = AsyncConfig(**ahead)
-    text = memory_plan.plan_text(dataclasses.replace(config, asynchrony=asked), memory=1e9)
+@for_each(
+    "match, memory, changes",
+    [
+        ("4 prompts .* does not divide over 8 devices", None, {"mesh": MeshConfig(data=-1)}),
+        ("64 devices, but there are 8; .*--plan-memory", None, {"mesh": MeshConfig(tensor=64)}),
+        ("2 devices, but there are 8; the sizes", None, {"mesh": MeshConfig(fsdp=2)}),
+        ("set fsdp to a size instead of -1", 1e9, {"mesh": MeshConfig(fsdp=-1)}),
+        (
+            "would deadlock",
+            1e9,
+            {"mesh": MeshConfig(data=2), "asynchrony": AsyncConfig(max_staleness=1)},
+        ),
+        (
+            "data 3 .* does not match 2 sampler_devices",
+            1e9,
+            {"asynchrony": AsyncConfig(**APART, sampler_mesh=MeshConfig(data=3))},
+        ),
+        (
+            "does not divide over 2 devices",
+            1e9,
+            {"asynchrony": AsyncConfig(**APART), "prompts_per_step": 3},
+        ),
+        ("are 2 rows, which", 1e9, {"sampling": FEW, "mesh": MeshConfig(data=4)}),
+        ("no held-out", None, {"evaluation": EvaluationConfig(), "data": {"held_out": 0.0}}),
+        ("leaves no room", None, {"sampling": SamplingConfig(max_new_tokens=4096)}),
+    ],
+)
+def test_a_plan_of_a_run_that_could_not_start(config, match, memory, changes):
+    with pytest.raises(ValueError, match=match):
+        memory_plan.plan_text(changed(config, **changes), memory=memory)
+
+
+def test_the_plan_of_a_flow_model_is_refused_and_devices_that_sample_are_told(config):
+    flow = lambda: (*tiny_flow_model(), ByteTokenizer())  # noqa: E731
+    with pytest.raises(ValueError, match="of a flow model cannot be planned; leave out --plan"):
+        load_inputs(changed(config, model=flow, recipe="flow_grpo"))
+    text = memory_plan.plan_text(changed(config, asynchrony=AsyncConfig(**APART)), memory=1e9)
     assert "on a device that samples" in text and text.endswith("It fits.")
 
 
@@ -955,14 +875,13 @@ def test_a_state_that_is_more_than_the_device_is_refused(config, inputs, monkeyp
     shapes = (inputs.model, inputs.params, config.model()[2])
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "abstract_model", lambda config: shapes)
-        named = dataclasses.replace(config, model="owner/name")
+        named = changed(config, model="owner/name")
         memory_plan.check_memory(named)
         patch.setattr(memory_plan, "available_memory", lambda devices: 100_000)
-        with pytest.raises(
-            memory_plan.OutOfMemory, match=r"206.* KiB on each device \(weights 68.*--lora.rank 16"
-        ):
+        told = r"206.* KiB on each device \(weights 68.*--lora.rank 16"
+        with pytest.raises(memory_plan.OutOfMemory, match=told):
             memory_plan.check_memory(named)
-        memory_plan.check_memory(dataclasses.replace(named, lora=LoRAConfig(rank=2)))
+        memory_plan.check_memory(changed(named, lora=LoRAConfig(rank=2)))
         memory_plan.check_memory(config)  # a function has allocated its weights by then
         patch.setattr(memory_plan, "available_memory", lambda devices: None)
         memory_plan.check_memory(named)

@@ -1,0 +1,54 @@
+"""Train steps of the tiny model; equal ones are compiled once for all files of a process."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import init_state, make_scorer, make_step
+from jaxrl_llm.train.mesh import place_batch
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+one_layer = functools.cache(lambda: tiny_model(num_layers=1))
+sgd = functools.cache(optax.sgd)
+shared_step, shared_scorer = functools.cache(make_step), functools.cache(make_scorer)
+
+
+def state_of(recipe, optimizer=OPTIMIZER, *, mesh=None, **options):
+    """The first state of the tiny model, on a mesh if one is given."""
+    params = one_layer()[1]
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    return init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh, **options)
+
+
+def run(recipe, batch, *, mesh=None, steps=1, optimizer=OPTIMIZER, state=None, **options):
+    """The state, the metrics and the function after some steps on one batch."""
+    state = state_of(recipe, optimizer, mesh=mesh) if state is None else state
+    # Quicker to compile, and one update whatever the recipe asks for.
+    options = {"remat": "none", "epochs": 1, "minibatches": 1} | options
+    make = shared_step if mesh is None else make_step
+    step = make(one_layer()[0], recipe, optimizer, mesh=mesh, **options)
+    for _ in range(steps):
+        state, metrics = step(state, place_batch(batch, mesh))
+    return state, metrics, step
+
+
+def assert_close(a, b, atol=2e-5, rtol=1e-7):
+    """Fails unless all leaves are close."""
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=rtol), a, b)
+
+
+def distance(a, b):
+    """The largest difference of two trees."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(jnp.abs(x - y).max()) for x, y in pairs)
+
+
+def arrays_of(batch):
+    """What ``score`` reads of a batch."""
+    return batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask
