@@ -52,3 +52,11 @@ def distance(a, b):
 def arrays_of(batch):
     """What ``score`` reads of a batch."""
     return batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask
+
+
+def moved(tree, seed=0, size=0.1):
+    """The tree with noise on every leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    noise = [size * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, [x + n for x, n in zip(leaves, noise, strict=True)])

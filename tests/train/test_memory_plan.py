@@ -496,7 +496,8 @@ def test_devices_that_sample_and_evaluate(inputs, plan):
     n, whole = numbers_of(inputs), plan()
 
     def ahead(*, max_staleness=1, mesh=None, **changes):
-        given = AsyncConfig(max_staleness, sampler_devices=2, sampler_mesh=mesh)
+        given = {} if mesh is None else {"sampler_mesh": mesh}
+        given = AsyncConfig(max_staleness=max_staleness, sampler_devices=2, **given)
         return plan(asynchrony=given, **changes)
 
     found = ahead()

@@ -11,17 +11,11 @@ import optax
 import pytest
 from helpers import make_batch
 from rows import for_each
+from step_makers import one_layer, state_of
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import Transform
-from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import (
-    OptimizerConfig,
-    init_critic,
-    init_state,
-    make_optimizer,
-    make_step,
-)
+from jaxrl_llm.train import OptimizerConfig, init_critic, make_optimizer, make_step
 from jaxrl_llm.train import optimizer as module
 
 LOSS, NAN, INF = (jnp.float32(x) for x in (2.0, jnp.nan, jnp.inf))
@@ -285,10 +279,9 @@ def sick(**values):
 
 @functools.cache
 def fragile_step(updates):
-    model, params = tiny_model(num_layers=1)
-    step = make_step(model, FRAGILE, OPTIMIZER, microbatches=2, epochs=updates, donate=False)
-    key = jax.random.key(0)
-    state = init_state(params, OPTIMIZER, FRAGILE, key=key, data_cursor=(0, 7))
+    options = {"microbatches": 2, "epochs": updates, "donate": False}
+    step = make_step(one_layer()[0], FRAGILE, OPTIMIZER, **options)
+    state = state_of(FRAGILE, OPTIMIZER, data_cursor=(0, 7))
     return step, step(state, sick())[0]  # one good step first: no part of the state is zero
 
 
@@ -320,15 +313,6 @@ def test_a_step_that_is_non_finite_only_counts(where, updates):
 
 @pytest.mark.slow
 def test_of_several_updates_the_bad_one_alone_is_left_out():
-    # Nothing is left behind by a first step that is non-finite.
-    step, _ = fragile_step(1)
-    _, params = tiny_model(num_layers=1)
-    state = init_state(params, OPTIMIZER, FRAGILE, key=jax.random.key(0))
-    after, metrics = step(state, sick(poison=1.0))
-    assert float(metrics["skipped"]) == 1 and int(after.step) == 1
-    assert bits(after._replace(step=state.step)) == bits(state)
-
-    # Of several updates those before the bad one stand.
     (one, state), (two, _) = fragile_step(1), fragile_step(2)
     once, _ = one(state, sick())
     after, metrics = two(state, sick(late=1.0))
@@ -357,18 +341,10 @@ def test_a_critic_alone_may_be_left_out():
         return jnp.where(jnp.all(mask), jnp.nan, loss)
 
     critic = dataclasses.replace(plain.critic, loss=broken, target_rate=0.5)
-    recipe, key = plain.replace(critic=critic), jax.random.key(0)
-    model, params = tiny_model(num_layers=1)
-    state = init_state(
-        params,
-        OPTIMIZER,
-        recipe,
-        key=key,
-        critic=init_critic(model, params, key=key),
-        critic_optimizer=OPTIMIZER,
-    )
-    options = {"critic_optimizer": OPTIMIZER, "donate": False}
-    step = make_step(model, recipe, OPTIMIZER, **options)
+    recipe, options = plain.replace(critic=critic), {"critic_optimizer": OPTIMIZER}
+    critic = init_critic(*one_layer(), key=jax.random.key(0))
+    state = state_of(recipe, OPTIMIZER, critic=critic, **options)
+    step = make_step(one_layer()[0], recipe, OPTIMIZER, donate=False, **options)
     batch = make_batch(prompts=4, group=2).replace(ref_logp=jnp.zeros((4, 2, 5)))
     good, metrics = step(state, batch)
     assert float(metrics["skipped"]) == float(metrics["critic_skipped"]) == 0
@@ -393,30 +369,11 @@ def test_a_state_that_changes_its_dtype_is_refused():
 
 
 @pytest.mark.slow
-def test_a_step_makes_one_update_in_either_way(monkeypatch):
-    model, params = tiny_model(num_layers=1)
-    recipe = FRAGILE.replace(reference=None, regularizers=())
-    state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
-    found = []
-    for write in (module.update_by_branch, module.update_by_choice):
-        monkeypatch.setattr(module, "update_by_branch", write)
-        step = make_step(model, recipe, OPTIMIZER, donate=False)
-        found.append([step(state, sick()), step(state, sick(poison=1.0))])
-    for one, other in zip(*found, strict=True):
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
-            (one[0].params, one[0].opt_state, one[1]),
-            (other[0].params, other[0].opt_state, other[1]),
-        )
-    assert [float(metrics["skipped"]) for _, metrics in found[1]] == [0.0, 1.0]
-
-
-@pytest.mark.slow
 def test_the_guard_takes_no_second_set_of_parameters(monkeypatch):
-    model, params = tiny_model(num_layers=1)
+    model, params = one_layer()
     size = sum(x.nbytes for x in jax.tree.leaves(params))
     recipe = FRAGILE.replace(reference=None, regularizers=())
-    state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
+    state = state_of(recipe, OPTIMIZER)
 
     def memory():
         step = make_step(model, recipe, OPTIMIZER, microbatches=2)

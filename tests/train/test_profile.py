@@ -42,17 +42,16 @@ def test_a_clock_adds_up_phases_and_begins_again(monkeypatch):
         pass
 
 
-def counted(prompts, responses, size, frozen, shared_prefix_len=0):
-    """Operations one token after the other: forward, and twice that backward."""
-    total = 0.0
+def counted(prompts, responses, size, *, shared_prefix_len=0, passes=(3, 3)):
+    """Operations one token after the other: as many passes of the weights, and of attention."""
+    total, (of_weights, of_pairs) = 0.0, passes
     for i, (prompt, group) in enumerate(zip(prompts, responses, strict=True)):
         for place in range(shared_prefix_len if i else 0, prompt):
-            total += 2 * size.matrices * (2 if frozen else 3)
-            total += 4 * size.attention * (place + 1) * 3
+            total += 2 * size.matrices * of_weights + 4 * size.attention * (place + 1) * of_pairs
         for length in group:
             for place in range(length):
-                total += 2 * (size.matrices + size.projection) * (2 if frozen else 3)
-                total += 4 * size.attention * (prompt + place + 1) * 3
+                total += 2 * (size.matrices + size.projection) * of_weights
+                total += 4 * size.attention * (prompt + place + 1) * of_pairs
     return total
 
 
@@ -60,28 +59,14 @@ def counted(prompts, responses, size, frozen, shared_prefix_len=0):
 def test_operations_are_those_counted_token_by_token(frozen, shared_prefix_len):
     rng, size = np.random.default_rng(0), ModelSize(matrices=1000, projection=70, attention=12)
     prompts, responses = shared_prefix_len + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
-    found = train_flops(
-        prompts, responses, size=size, shared_prefix_len=shared_prefix_len, frozen=frozen
-    )
-    assert found == counted(prompts, responses, size, frozen, shared_prefix_len)
+    shared = {"shared_prefix_len": shared_prefix_len}
+    found = train_flops(prompts, responses, size=size, frozen=frozen, **shared)
+    passes = (2 if frozen else 3, 3)  # forward, and twice that backward
+    assert found == counted(prompts, responses, size, passes=passes, **shared)
     # A pair of responses to one prompt costs less than each with a prompt of its own.
     one, pair = (train_flops([8], [[6] * n], size=size) for n in (1, 2))
-    assert one < pair < 2 * one and train_flops([8], [[0]], size=size) == counted(
-        [8], [[0]], size, 0
-    )
-
-
-def counted_population(prompts, responses, size, shared_prefix_len):
-    """Forward passes alone, one token after the other: each member reads the prompts itself."""
-    total = 0.0
-    for member in range(responses.shape[1]):
-        for i, (prompt, length) in enumerate(zip(prompts, responses[:, member], strict=True)):
-            for place in range(shared_prefix_len if i else 0, prompt):
-                total += 2 * size.matrices + 4 * size.attention * (place + 1)
-            for place in range(length):
-                total += 2 * (size.matrices + size.projection)
-                total += 4 * size.attention * (prompt + place + 1)
-    return total
+    assert one < pair < 2 * one
+    assert train_flops([8], [[0]], size=size) == counted([8], [[0]], size)
 
 
 @for_each("shared_prefix_len", [0, 3])
@@ -92,14 +77,11 @@ def test_operations_of_a_population_are_those_counted_token_by_token(shared_pref
     assert population_flops([2], [[1, 0]], size=size) == by_hand
     rng = np.random.default_rng(0)
     prompts, responses = shared_prefix_len + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
-    found = population_flops(prompts, responses, size=size, shared_prefix_len=shared_prefix_len)
-    assert found == pytest.approx(counted_population(prompts, responses, size, shared_prefix_len))
-    # One member is a forward pass of one response to each prompt.
-    one = population_flops(
-        prompts, responses[:, :1], size=size, shared_prefix_len=shared_prefix_len
-    )
-    alone = train_flops(prompts, responses[:, :1], size=size, shared_prefix_len=shared_prefix_len)
-    assert one == pytest.approx(alone / 3)
+    shared = {"shared_prefix_len": shared_prefix_len}
+    # Forward passes alone, of which each member reads the prompts itself.
+    members = (responses[:, [member]] for member in range(3))
+    want = sum(counted(prompts, x, size, passes=(1, 1), **shared) for x in members)
+    assert population_flops(prompts, responses, size=size, **shared) == pytest.approx(want)
 
 
 @pytest.mark.of_many

@@ -7,21 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from batch_makers import first_batch
 from helpers import make_batch
+from step_makers import state_of
 from tiny_run import CONFIG, tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.data import Cursor, Prompt, PromptSet
+from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import (
-    MeshConfig,
-    OptimizerConfig,
-    init_critic,
-    init_state,
-    make_step,
-    train,
-)
-from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train import MeshConfig, OptimizerConfig, init_critic, make_step, train
 from jaxrl_llm.train.setup import load_experiment
 
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
@@ -42,16 +36,14 @@ def stepped(recipe, batch, **options):
     options |= {"critic_optimizer": None if critic is None else optimizer, "donate": False}
     options = {"epochs": 1, "minibatches": 1} | options
     step = make_step(model, recipe, optimizer, learning_rate=0.1, **options)
-    state = init_state(
-        params,
-        optimizer,
-        recipe,
-        key=jax.random.key(0),
-        critic=critic,
-        critic_optimizer=options["critic_optimizer"],
-        output_shape=model.output_matrix(params).shape,
-    )
-    return step(state, batch)
+    first = {"critic": critic, "critic_optimizer": options["critic_optimizer"]}
+    shape = model.output_matrix(params).shape
+    return step(state_of(recipe, optimizer, output_shape=shape, **first), batch)
+
+
+def without_texts(batch, **extras):
+    where, mask = batch.where & ~TEXTS, batch.mask & ~TEXTS[..., None]
+    return batch.replace(where=where, mask=mask, extras=extras)
 
 
 def assert_alike(a, b, **tolerances):
@@ -69,9 +61,7 @@ def test_a_step_with_texts_is_one_without_them_and_that_of_their_likelihood(mini
     batch = batch.replace(where=batch.where.at[1].set(False))  # so that minibatches differ
     ref_logp = jnp.asarray(-rng.uniform(1.0, 9.0, batch.mask.shape), jnp.float32)
     batch = batch.replace(ref_logp=ref_logp, extras={"texts": jnp.asarray(TEXTS)})
-    absent = batch.replace(
-        where=batch.where & ~TEXTS, mask=batch.mask & ~TEXTS[..., None], extras={}
-    )
+    absent = without_texts(batch)
     options = {"whiten": True, "kl_coef": 0.1, "critic_warmup": 0}
     recipe, plain = jr.recipes.ppo_max(text_coef=COEF, **options), jr.recipes.ppo_max(**options)
     state, metrics = stepped(recipe, batch, minibatches=minibatches, microbatches=2)
@@ -120,9 +110,7 @@ def test_all_states_and_metrics_are_those_without_texts(name):
         rewards=np.where(TEXTS, 77.0, rng.integers(0, 2, shape[:2])).astype(np.float32),
     )
     ids = {"prompt_ids": jnp.arange(8) % 4}  # those of the prompts, as texts are in their rows
-    absent = batch.replace(
-        where=batch.where & ~TEXTS, mask=batch.mask & ~TEXTS[..., None], extras=ids
-    )
+    absent = without_texts(batch, **ids)
     batch = batch.replace(extras=ids | {"texts": jnp.asarray(TEXTS)})
     options = {"minibatches": min(recipe.minibatches, 4)}
     state, metrics = stepped(recipe.replace(text_coef=1e-9), batch, **options)
@@ -147,10 +135,7 @@ def texts_beside(path, recipe, **changes):
     """The first batch of a run whose data have texts."""
     data = dataclasses.replace(CONFIG.data, prompts=with_texts)
     experiment, params = load_experiment(tiny_run(path, recipe=recipe, data=data, **changes))
-    state = experiment.collector.init(10)
-    return collect_rollouts(
-        experiment, params, jax.random.key(0), Cursor(), state, number=0, version=0
-    )
+    return first_batch(experiment, params)
 
 
 def test_texts_are_no_responses(tmp_path):
@@ -256,11 +241,7 @@ def test_a_batch_whose_rollouts_are_dropped_has_the_reward_that_was_sampled(tmp_
 
 
 def test_data_without_the_column_are_refused_in_one_sentence(tmp_path):
-    config = tiny_run(
-        tmp_path,
-        recipe=jr.recipes.ppo_max(critic_warmup=0, text_coef=1.0),
-        critic=OptimizerConfig(learning_rate=1e-2),
-    )
+    recipe = jr.recipes.ppo_max(critic_warmup=0, text_coef=1.0)
     with pytest.raises(ValueError, match="plain_texts: prompt 'q00' .*'pretraining'") as error:
-        train(config)
+        train(tiny_run(tmp_path, recipe=recipe, critic=OptimizerConfig(learning_rate=1e-2)))
     assert "\n" not in str(error.value)

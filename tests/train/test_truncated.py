@@ -4,18 +4,18 @@ import dataclasses
 import warnings
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import CONFIG, tiny_run
+from step_makers import one_layer, state_of
+from tiny_run import CONFIG
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rollout import make_sampler
-from jaxrl_llm.train import SamplingConfig, init_state, make_scorer, make_step, score, train
+from jaxrl_llm.train import make_scorer, make_step
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.rollouts import to_batch
 
@@ -26,7 +26,7 @@ QUESTIONS = [Question(Prompt("?", id=f"q{i}"), tokens) for i, tokens in enumerat
 
 @pytest.fixture(scope="module")
 def tiny():
-    return jr.testing.tiny_model(num_layers=1)
+    return one_layer()
 
 
 def sampled(tiny, options, **more):
@@ -70,7 +70,7 @@ def test_a_step_takes_all_its_ratios_over_the_support(tiny):
     optimizer = make_optimizer(dataclasses.replace(CONFIG.optimizer, learning_rate=1e-4))
     options = {"temperature": ALL["temperature"], "remat": "none", "epochs": 2, "donate": False}
     step = make_step(model, recipe, optimizer, **options)
-    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    state = state_of(recipe, optimizer)
     scorer = make_scorer(model, temperature=ALL["temperature"])
     batch = batch.replace(ref_logp=scorer(params, batch))
     np.testing.assert_allclose(
@@ -90,7 +90,7 @@ def test_a_loop_is_told_that_its_temperatures_differ(tiny):
     rollout = sample(params, jax.random.key(0), PROMPTS)
     batch = jr.recipes.Batch.from_rollout(rollout, np.arange(12) % 3 / 2)
     recipe, optimizer = jr.recipes.dr_grpo(length=6), optax.sgd(0.1)
-    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    state = state_of(recipe, optimizer)
     prepared, _ = recipe.prepare(batch, state.algo_state)
 
     def told(temperature, batch, prepared):
@@ -112,44 +112,6 @@ def test_a_loop_is_told_that_its_temperatures_differ(tiny):
     assert not any("temperature" in text for text in told(0.7, batch, prepared))
     unknown = (x.replace(sampled_at=None) for x in (batch, prepared))
     assert not any("temperature" in text for text in told(1.0, *unknown))
-
-
-@pytest.mark.slow
-def test_gradient_through_a_small_support(tiny):
-    model, params = tiny
-    batch, _ = sampled(tiny, {"top_k": 3})
-    assert batch.support.ids.shape == (3, 4, 6, 3)
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    where = jax.tree.map(
-        lambda x, k: jax.random.normal(k, x.shape),
-        params,
-        jax.tree.unflatten(
-            jax.tree.structure(params),
-            list(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params)))),
-        ),
-    )
-    weights = jax.random.normal(jax.random.key(2), (2, *batch.mask.shape))
-
-    @jax.jit
-    def along(t):
-        moved = jax.tree.map(lambda p, d: p + t * d, params, where)
-        logp, entropy = score(model, moved, *arrays, support=batch.support)
-        return jnp.sum(weights[0] * logp) + jnp.sum(weights[1] * entropy)
-
-    slope = float(jax.jit(jax.grad(along))(0.0))
-    h = 1e-3
-    assert abs(slope) > 1
-    np.testing.assert_allclose((along(h) - along(-h)) / (2 * h), slope, rtol=2e-2)
-
-
-@pytest.mark.slow
-def test_two_steps_with_all_filters(tmp_path):
-    sampling = dataclasses.replace(CONFIG.sampling, **ALL)
-    assert isinstance(sampling, SamplingConfig)
-    result = train(tiny_run(tmp_path / "run", sampling=sampling, steps=2))
-    assert len(result.history) == 2
-    for row in result.history:
-        assert row["sampler_gap"] < 1e-4 and np.isfinite(row["loss"]) and row["entropy"] < 3
 
 
 @pytest.mark.of_many

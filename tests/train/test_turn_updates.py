@@ -1,24 +1,22 @@
 """Turns that are updated one after the other: each by a policy that has seen those before."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from helpers import make_batch
+from rows import for_each
+from step_makers import assert_close, one_layer, shared_scorer, shared_step, state_of
+from step_makers import run as any_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.recipes import TurnUpdates
-from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import init_state, make_gradients, make_mesh, make_scorer, make_step
-from jaxrl_llm.train.mesh import place_batch
+from jaxrl_llm.train import init_state, make_gradients, make_mesh, make_step
 
 RECIPE = jr.recipes.seeupo(kl_coef=0.0)
 SGD = optax.sgd(0.05)
-MODEL, PARAMS = tiny_model(num_layers=1)
+MODEL, PARAMS = one_layer()
 
 
 def batch_of_turns(turns=3):
@@ -30,22 +28,8 @@ def batch_of_turns(turns=3):
     return batch.replace(rewards=batch.rewards.at[1].set(0.0), extras=extras)
 
 
-@functools.cache
-def step_of(recipe, optimizer, **options):
-    """One compiled step for all batches of a shape; ``none`` is quicker to compile."""
-    return make_step(MODEL, recipe, optimizer, **({"remat": "none"} | options))
-
-
-def run(recipe, batch, *, mesh=None, optimizer=SGD, **options):
-    params = PARAMS
-    if mesh is not None:
-        params = shard(params, param_shardings(params, mesh))
-    state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
-    return step_of(recipe, optimizer, mesh=mesh, **options)(state, place_batch(batch, mesh))
-
-
-def assert_close(a, b, atol=2e-5):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+def run(recipe, batch, *, optimizer=SGD, **options):
+    return any_run(recipe, batch, optimizer=optimizer, **options)[:2]
 
 
 @pytest.mark.of_many
@@ -53,7 +37,7 @@ def assert_close(a, b, atol=2e-5):
 @pytest.mark.parametrize("order", ["backward", "forward"])
 def test_turns_are_steps_with_a_running_factor(order):
     """The factor by hand, in NumPy; scores and gradients of the same recipe without turns."""
-    model, params = MODEL, PARAMS
+    params = PARAMS
     batch, plain = batch_of_turns(), RECIPE.replace(turn_updates=None)
     recipe = RECIPE.replace(turn_updates=TurnUpdates(order=order, eps_low=0.05, eps_high=0.1))
     state, metrics = run(recipe, batch)
@@ -62,8 +46,8 @@ def test_turns_are_steps_with_a_running_factor(order):
     a = np.asarray(batch.rewards) - np.mean(batch.rewards, -1, keepdims=True)
     a = np.clip((a - a.mean()) / a.std(ddof=1), -3, 3)
     np.testing.assert_allclose(prepared.advantages, a, atol=1e-5)
-    scorer, gradients = make_scorer(model), make_gradients(model, plain)
-    start = init_state(params, SGD, plain, key=jax.random.key(0))
+    scorer, gradients = shared_scorer(MODEL), make_gradients(MODEL, plain)
+    start = state_of(plain, SGD)
     factor, factors = np.ones((4, 4)), []
     for turn in [2, 1, 0] if order == "backward" else [0, 1, 2]:
         mask = batch.mask & (batch.extras["turn_ids"] == turn)
@@ -108,9 +92,7 @@ def test_metrics_are_of_the_turns_that_are_there():
     """A fourth column of turns, which no rollout has, changes nothing."""
     batch = batch_of_turns()
     batch = batch.replace(behavior_logp=jnp.full(batch.mask.shape, -4.0))
-    three = batch.replace(
-        extras={**batch.extras, "turn_where": batch.extras["turn_where"][..., :3]}
-    )
+    three = batch.with_extras({"turn_where": batch.extras["turn_where"][..., :3]})
     (_, wide), (_, narrow) = run(RECIPE, batch), run(RECIPE, three)
     assert_close(wide, narrow)
     assert wide["sampler_gap"] > 0
@@ -152,7 +134,7 @@ def test_microbatches_and_meshes_change_nothing():
 @pytest.mark.slow
 def test_a_random_order_is_drawn_from_the_runs_key():
     recipe = RECIPE.replace(turn_updates=TurnUpdates(order="random"))
-    batch, step, ends = batch_of_turns(), step_of(recipe, SGD), []
+    batch, step, ends = batch_of_turns(), shared_step(MODEL, recipe, SGD, remat="none"), []
     for seed in (0, 0, 1, 2, 3):
         state = init_state(PARAMS, SGD, recipe, key=jax.random.key(seed))
         state = jax.tree.map(lambda x: jnp.copy(x), state)
@@ -161,21 +143,32 @@ def test_a_random_order_is_drawn_from_the_runs_key():
     assert any(np.abs(ends[0] - x).max() > 0 for x in ends[2:])
 
 
-def test_what_does_not_go_with_turns_is_one_sentence():
-    with pytest.raises(ValueError, match="'seeupo' makes an optimizer step of each turn"):
-        make_step(MODEL, RECIPE, SGD, epochs=2)
-    with pytest.raises(ValueError, match="'seeupo' takes the ratio of each turn to the policy"):
-        RECIPE.check_staleness(1)
-    with pytest.raises(TypeError, match="turn_updates must be a TurnUpdates; got 'backward'"):
-        RECIPE.replace(turn_updates="backward")
-    with pytest.raises(ValueError, match="TurnUpdates: order must be one of 'backward'"):
-        TurnUpdates(order="reverse")
-    with pytest.raises(ValueError, match="the batch has no turn_ids"):
-        RECIPE.prepare(make_batch(), RECIPE.init())
-
-
-def test_turns_have_another_order_in_each_step():
-    from jaxrl_llm.train.policy_gradient import order_key
-
-    keys = [jax.random.key_data(order_key(jax.random.key(0), step)).tolist() for step in (1, 2)]
-    assert keys[0] != keys[1]
+@for_each(
+    "call, error, message",
+    [
+        (
+            lambda: make_step(MODEL, RECIPE, SGD, epochs=2),
+            ValueError,
+            "'seeupo' makes an optimizer s",
+        ),
+        (
+            lambda: RECIPE.check_staleness(1),
+            ValueError,
+            "'seeupo' takes the ratio of each turn to the",
+        ),
+        (
+            lambda: RECIPE.replace(turn_updates="back"),
+            TypeError,
+            "must be a TurnUpdates; got 'back'",
+        ),
+        (lambda: TurnUpdates(order="reverse"), ValueError, "order must be one of 'backward'"),
+        (
+            lambda: RECIPE.prepare(make_batch(), RECIPE.init()),
+            ValueError,
+            "the batch has no turn_ids",
+        ),
+    ],
+)
+def test_what_does_not_go_with_turns_is_one_sentence(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

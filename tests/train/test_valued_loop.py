@@ -1,15 +1,13 @@
 """Values of prefixes in the loop: what goes on from them, what trains, and a resumed run."""
 
-import jax
 import numpy as np
 import pytest
+from batch_makers import loaded_batch
 from rows import for_each
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.data import Cursor
 from jaxrl_llm.train import SamplingConfig
-from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
 
 RECIPE = jr.recipes.vineppo(step_length=3, rollouts=2)
@@ -19,11 +17,7 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 def batch_of(folder, **changes):
     sampling = SamplingConfig(group_size=2, max_new_tokens=8, **changes)
     config = tiny_run(folder, recipe=RECIPE, sampling=sampling)
-    experiment, params = load_experiment(config)
-    state = experiment.collector.init(10)
-    return collect_rollouts(
-        experiment, params, jax.random.key(0), Cursor(0, 0), state, number=0, version=0
-    )
+    return loaded_batch(config)[2]
 
 
 def test_segments_of_a_batch_and_their_values(tmp_path):
