@@ -1,13 +1,13 @@
 """A reference's log-probabilities of the data in a file: the same run, without the reference."""
 
 import dataclasses
-import json
 import unicodedata
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from batch_makers import write_rows
 from rows import for_each
 from test_checkpoint import assert_same
 from test_pairs import ROWS, of_pairs, watched_slices
@@ -29,9 +29,7 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 
 @pytest.fixture
 def rows(tmp_path):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return str(path)
+    return write_rows(tmp_path / "pairs.jsonl", ROWS)
 
 
 def half():
@@ -107,7 +105,7 @@ def test_neither_a_step_nor_memory_has_the_reference(tmp_path, rows):
 def test_all_parts_of_a_mixture_are_scored_and_evaluated(tmp_path):
     path, texts = tmp_path / "rows.jsonl", {"chosen": "a", "rejected": "b"}
     texts |= {"better": "d", "worse": "c"}
-    path.write_text("".join(json.dumps({"prompt": f"q{n}", **texts}) + "\n" for n in range(6)))
+    write_rows(path, ({"prompt": f"q{n}", **texts} for n in range(6)))
     others = jr.curation.offline_pairs(chosen="better", rejected="worse")
     both = jr.curation.mixed((jr.curation.offline_pairs(), 0.5), (others, 0.5))
     recipe, off = jr.recipes.dpo().replace(collector=both), EvaluationConfig(enabled=False)
@@ -153,9 +151,7 @@ def test_a_file_of_another_model_or_data_is_refused(tmp_path, rows):
     refused("refs.npz' was made with another reference model: ", reference=half)
     sampling = SamplingConfig(max_new_tokens=4, temperature=0.5)
     refused("was made with another temperature: 1.0, but this run has 0.5", sampling=sampling)
-    other.write_text(json.dumps({**ROWS[0], "prompt": "new", "id": "x"}) + "\n")
-    with other.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in ROWS)
+    write_rows(other, [{**ROWS[0], "prompt": "new", "id": "x"}, *ROWS])
     data = DataConfig(prompts=str(other), chat=False)
     refused("was made from other data: it lacks 2 of the responses of this run", data=data)
 

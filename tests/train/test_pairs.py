@@ -6,8 +6,9 @@ import json
 import jax
 import numpy as np
 import pytest
+from batch_makers import first_batch, write_rows
+from exact_resume import assert_resumes
 from rows import for_each
-from test_checkpoint import assert_same
 from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
@@ -17,9 +18,18 @@ from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.recipes import Computed
 from jaxrl_llm.testing import ByteTokenizer
-from jaxrl_llm.train import AsyncConfig, DataConfig, EvaluationConfig, SamplingConfig, train
+from jaxrl_llm.train import (
+    AsyncConfig,
+    CheckpointConfig,
+    Checkpoints,
+    DataConfig,
+    EvaluationConfig,
+    SamplingConfig,
+    train,
+)
 from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.denoising import scorer_of
+from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.pairs import _masked, evaluate_pairs, make_score
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.run_data import check_classes, load_prompts
@@ -37,7 +47,7 @@ ROWS = [
 @pytest.fixture
 def pairs(tmp_path):
     path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_rows(path, ROWS)
     return str(path)
 
 
@@ -57,13 +67,13 @@ def of_pairs(run_dir, path, **changes):
 def test_rows_of_one_prompt_all_train_and_are_part_of_the_data(tmp_path, pairs, recipe):
     path = tmp_path / "rows.jsonl"
     rows = [{**row, "demonstration": f"{n}"} for n, row in enumerate(ROWS)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     reward = jr.rewards.last_integer if recipe == "sft" else None
     config = of_pairs(tmp_path / "run", str(path), recipe=recipe, reward=reward)
     train, held_out, digest = load_prompts(config)
     assert (len(train), len(held_out)) == (16, 4)
     name = "demonstration" if recipe == "sft" else "chosen"
-    path.write_text("".join(json.dumps(row | {name: "other"}) + "\n" for row in rows))
+    write_rows(path, (row | {name: "other"} for row in rows))
     assert load_prompts(config)[2] != digest
 
 
@@ -85,7 +95,7 @@ def test_an_evaluation_counts_the_questions_of_its_rows(tmp_path, capsys):
     """Three rows for each of four prompts, one prompt after the other three times."""
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"q{n % 4}", "answer": "1", "demonstration": f"{n}"} for n in range(12)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     file = tmp_path / "config.py"
     file.write_text(LIMITED.format(path=str(path)))
     for limit, questions in (["--limit", "2"], 2), ([], 4):
@@ -111,10 +121,7 @@ def test_the_seed_of_the_data_orders_rows(tmp_path, pairs):
             tmp_path / "run", pairs, data=data, evaluation=EvaluationConfig(enabled=False)
         )
         experiment, params = load_experiment(config)
-        state = experiment.collector.init(len(experiment.train))
-        start = params, jax.random.key(0), jr.data.Cursor(), state
-        batch = collect_rollouts(experiment, *start, number=0, version=0).batch
-        orders.append(batch.tokens.tolist())
+        orders.append(first_batch(experiment, params).batch.tokens.tolist())
     assert orders[1] == orders[2] != orders[0]
 
 
@@ -122,7 +129,7 @@ def test_held_out_rows_have_examples_of_the_training_rows(tmp_path):
     """By users with five rows each, of which at most a few are held out."""
     path = tmp_path / "users.jsonl"
     rows = [{"prompt": f"q{n}", "chosen": "a", "rejected": "B", "user": n % 4} for n in range(20)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     config = of_pairs(tmp_path / "run", str(path), recipe=jr.recipes.fspo(shots=2))
     experiment, _ = load_experiment(config)
     assert len(experiment.held_out) == 4
@@ -158,7 +165,7 @@ def test_answers_are_evaluated_after_the_examples_of_each_user(tmp_path):
         {"prompt": f"q{n // 2}", "chosen": "ab"[n % 2], "rejected": "C", "user": n % 2}
         for n in range(20)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     recipe, off = jr.recipes.fspo(shots=2), EvaluationConfig(enabled=False)
     config = of_pairs(tmp_path / "run", str(path), recipe=recipe, reward=low_bytes)
     experiment, params = load_experiment(config)
@@ -195,20 +202,28 @@ def test_the_classes_of_a_head_end_no_response(tmp_path, pairs):
 def test_a_new_pair_keeps_what_describes_its_prompt():
     metadata = {"margin": 3.0, "density": 1.0, "level": 2, "chosen": "a", "rejected": "b"}
     messages = [{"role": "user", "content": "q"}]
-    row = pair_row(Prompt("q", "7", metadata, "p", messages), "c", "d")
-    assert row == {
-        "id": "p",
-        "prompt": messages,
-        "chosen": "c",
-        "rejected": "d",
-        "level": 2,
-        "answer": "7",
-    }
+    want = {"id": "p", "prompt": messages, "level": 2, "answer": "7"}
+    found = pair_row(Prompt("q", "7", metadata, "p", messages), "c", "d")
+    assert found == want | {"chosen": "c", "rejected": "d"}
 
 
 @pytest.mark.slow
-def test_a_run_needs_no_reward_and_is_resumed_exactly(tmp_path, pairs):
-    through = train(of_pairs(tmp_path / "a", pairs, steps=4))
+def test_a_run_needs_no_reward_and_is_resumed_exactly(tmp_path, pairs, monkeypatch):
+    scores = []
+
+    class Watched(Checkpoints):
+        def set_score(self, step, values):
+            scores.append(values.get("pairs"))
+            super().set_score(step, values)
+
+    def config(best):
+        changes = {"checkpoint": CheckpointConfig(every=2, keep=2, best=best), "steps": 4}
+        return of_pairs(tmp_path / "run", pairs, evaluation=EvaluationConfig(every=2), **changes)
+
+    with pytest.raises(ValueError, match="best='greedy' is not measured by the evaluation of this"):
+        config("greedy")
+    monkeypatch.setattr("jaxrl_llm.train.setup.Checkpoints", Watched)
+    through = train(config("pairs"))
     assert through.before["pairs"].mean == 0.5
     assert through.after["pairs"].mean > 0.5 and set(through.after) == {"pairs"}
     # All rows of a text are on one side, and one question of the interval.
@@ -218,27 +233,23 @@ def test_a_run_needs_no_reward_and_is_resumed_exactly(tmp_path, pairs):
     assert steps[0]["pair_margin"] == 0.0 < steps[-1]["pair_margin"]
     assert all(row["pairs"] == 4 and row["rollouts_sampled"] == 0 for row in steps)
     assert "sampler_gap" not in steps[0]
-    half = train(of_pairs(tmp_path / "b", pairs, steps=2))
-    assert int(half.state.step) == 2
-    rest = train(of_pairs(tmp_path / "b", pairs, steps=4), resume=True)
-    assert_same(through.state, rest.state)
+    # A checkpoint is never scored by the number of pairs of the step that it is saved after.
+    assert [x for x in scores if x is not None] and all(x is None or x <= 1 for x in scores)
+    assert_resumes(config("pairs"), through, tmp_path / "again", first=2)
 
 
 @pytest.mark.slow
 def test_the_command_evaluates_pairs(tmp_path, pairs, capsys, monkeypatch):
     config = tmp_path / "config.py"
     config.write_text(
-        "from jaxrl_llm.data import from_file\n"
-        "from jaxrl_llm.testing import ByteTokenizer, tiny_model\n"
-        "from jaxrl_llm.train import *\n"
-        "def model():\n    return *tiny_model(num_layers=1), ByteTokenizer()\n"
-        "RECIPE = 'dpo'\n"
+        "from jaxrl_llm.train import *\nfrom tiny_run import model\nRECIPE = 'dpo'\n"
         f"config = TrainConfig(model=model, data=DataConfig(prompts={pairs!r}, chat=False),"
         " recipe=RECIPE, steps=2, prompts_per_step=4, remat='none',"
         f" sampling=SamplingConfig(max_new_tokens=4), run_dir={str(tmp_path / 'run')!r})\n"
     )
     assert main(["train", str(config)]) == 0
-    trained = train_result(tmp_path / "run")
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    trained = [row for row in rows if "held_out" in row][-1]["held_out"]["pairs"]["mean"]
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pairs"]["mean"] == trained
@@ -391,7 +402,7 @@ def test_an_evaluation_reads_no_field_of_training_alone(tmp_path, pairs, moves):
         return where & (margin > 0)[:, None]
 
     path = tmp_path / "margins.jsonl"
-    path.write_text("".join(json.dumps(row | {"margin": 1.0}) + "\n" for row in ROWS))
+    write_rows(path, (row | {"margin": 1.0} for row in ROWS))
     recipe = jr.recipes.dpo().replace(curation=jr.stateless(clear))
     if moves:
         reset = jr.bind(jr.regularizers.reset_reference, every=3)
@@ -406,90 +417,36 @@ def test_an_evaluation_reads_no_field_of_training_alone(tmp_path, pairs, moves):
     assert result.after["pairs"] == evaluate_pairs(experiment, score)
 
 
-@pytest.mark.slow
-def test_a_run_and_the_command_compare_pairs_of_a_denoiser(tmp_path, pairs, capsys):
-    """VRPO, in a run and by the command: policy and reference on the same masks."""
-    config = tmp_path / "config.py"
-    config.write_text(
-        "import jaxrl_llm as jr\n"
-        "from jaxrl_llm.testing import ByteTokenizer, tiny_model\n"
-        "from jaxrl_llm.train import *\n"
-        "options = {'num_layers': 1, 'causal': False, 'vocab_size': 260, 'mask_id': 259}\n"
-        "def model():\n    return *tiny_model(**options), ByteTokenizer()\n"
-        "likelihood = jr.diffusion.elbo_likelihood(samples=2)\n"
-        f"config = TrainConfig(model=model, data=DataConfig(prompts={pairs!r}, chat=False),"
-        " recipe=jr.recipes.dpo().replace(likelihood=likelihood), steps=2, prompts_per_step=4,"
-        " remat='none', sampling=SamplingConfig(max_new_tokens=5),"
-        f" optimizer=OptimizerConfig(learning_rate=1e-2), run_dir={str(tmp_path / 'run')!r})\n"
-    )
-    assert main(["train", str(config)]) == 0
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    held_out = [row["held_out"]["pairs"] for row in map(json.loads, lines) if "held_out" in row]
-    assert held_out[0]["mean"] == 0.5 < held_out[-1]["mean"]
-    capsys.readouterr()
-    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["pairs"]["mean"] == held_out[-1]["mean"]
-
-
 def text_of(tokens, mask):
     return bytes(tokens[mask].tolist()).decode()
-
-
-def train_result(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "held_out" in row][-1]["held_out"]["pairs"]["mean"]
-
-
-@pytest.mark.slow
-def test_the_reward_of_a_run_on_pairs_grades_its_evaluation_alone(tmp_path, pairs):
-    config = of_pairs(
-        tmp_path / "run", pairs, steps=1, reward=lambda prompt, completion, metadata: 1.0
-    )
-    result = train(config)
-    assert set(result.after) == {"greedy", "sampled", "pairs"}
-    assert result.after["greedy"].mean == 1.0 and result.history[1]["reward"] == 0.5
 
 
 def test_batches_are_those_of_the_data(tmp_path, pairs):
     config = of_pairs(tmp_path / "run", pairs, evaluation=EvaluationConfig(enabled=False))
     experiment, params = load_experiment(config)
-    state = experiment.collector.init(len(experiment.train))
-    seen = []
+    state, seen = experiment.collector.init(len(experiment.train)), []
+    start = experiment, params, jax.random.key(0), jr.data.Cursor()
     for number in range(5):
-        rollouts = collect_rollouts(
-            experiment, params, jax.random.key(0), jr.data.Cursor(), state, number=number, version=0
-        )
+        rollouts = collect_rollouts(*start, state, number=number, version=0)
         state, batch = rollouts.collector_state, rollouts.batch
         assert batch.rewards.tolist() == [[1.0, 0.0]] * 4
         assert batch.behavior_logp is None and "behavior_known" not in batch.extras
-        texts = [
-            [bytes(row[m].tolist()).decode() for row, m in zip(rows, masks, strict=True)]
-            for rows, masks in zip(batch.tokens, batch.mask & (batch.tokens < 128), strict=True)
-        ]
-        prompts = [
-            bytes(t[m].tolist()).decode()
-            for t, m in zip(batch.prompt_tokens, batch.prompt_mask, strict=True)
-        ]
-        seen += [(p, *pair) for p, pair in zip(prompts, texts, strict=True)]
+        kept = batch.mask & (batch.tokens < 128)
+        for p in range(4):
+            prompt = text_of(batch.prompt_tokens[p], batch.prompt_mask[p])
+            seen.append((prompt, *map(text_of, batch.tokens[p], kept[p])))
     # Each row once an epoch, all those of a text among them.
     assert sorted(seen) == sorted(tuple(row.values()) for row in ROWS)
-
-
-def bare():
-    return PromptSet([Prompt("a"), Prompt("b")])
 
 
 @for_each(
     "changes, message",
     [
         ({"recipe": "dr_grpo"}, "got None. The data give no rewards to recipe 'dr_grpo'; set"),
-        (
-            {"data": DataConfig(prompts=lambda: PromptSet([Prompt("a"), Prompt("b")]))},
-            "has no 'chosen'",
-        ),
+        ({"data": DataConfig(prompts=lambda: PromptSet(map(Prompt, "ab")))}, "has no 'chosen'"),
         (
             {"sampling": SamplingConfig(max_new_tokens=2)},
-            r"data: a response to prompt .* has 3 tokens, but sampling.max_new_tokens is 2",
+            r"data: a response to prompt .* has 3 tok",
         ),
     ],
 )
@@ -500,39 +457,30 @@ def test_what_a_run_on_pairs_cannot_use_is_named(tmp_path, pairs, changes, messa
 
 @pytest.mark.slow
 def test_degraded_copies_train_a_head_beside_the_pairs(tmp_path):
-    path = tmp_path / "long.jsonl"
     rows = [{"prompt": f"q{n}", "chosen": "abcdefg", "rejected": "XYZ"} for n in range(10)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    def run(name, steps=2, resume=False):
-        sampling, off = SamplingConfig(max_new_tokens=8), EvaluationConfig(enabled=False)
-        changes = {"recipe": "spo_degree", "sampling": sampling, "evaluation": off}
-        return train(of_pairs(tmp_path / name, str(path), steps=steps, **changes), resume=resume)
-
-    through = run("whole")
+    path = write_rows(tmp_path / "long.jsonl", rows)
+    sampling, off = SamplingConfig(max_new_tokens=8), EvaluationConfig(enabled=False)
+    changes = {"recipe": "spo_degree", "sampling": sampling, "evaluation": off, "steps": 2}
+    history = train(of_pairs(tmp_path / "run", path, **changes)).history
     # The policy is its reference, and of four degrees the head knows little; then both learn.
-    assert np.log(2) + 0.1 < through.history[0]["loss"] < np.log(2) + 0.2
-    assert through.history[1]["loss"] < through.history[0]["loss"]
+    assert np.log(2) + 0.1 < history[0]["loss"] < np.log(2) + 0.2
+    assert history[1]["loss"] < history[0]["loss"]
     # Of chosen and rejected responses alone, though a group has five.
-    assert [row["pairs"] for row in through.history] == [4.0, 4.0]
-    run("part", steps=1)
-    assert_same(through.state, run("part", resume=True).state)
+    assert [row["pairs"] for row in history] == [4.0, 4.0]
 
 
 @pytest.mark.slow
 def test_a_run_reads_margins_of_its_rows(tmp_path, pairs):
-    def run(name, margin):
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row | margin) + "\n" for row in ROWS))
-        recipe, off = jr.recipes.dpo(margins=True), EvaluationConfig(enabled=False)
-        config = of_pairs(tmp_path / name, str(path), recipe=recipe, steps=1, evaluation=off)
-        return train(config).history[0]["loss"]
+    def loss(name, margin):
+        path = write_rows(tmp_path / f"{name}.jsonl", (row | margin for row in ROWS))
+        changes = {"recipe": jr.recipes.dpo(margins=True), "steps": 1}
+        changes["evaluation"] = EvaluationConfig(enabled=False)
+        return train(of_pairs(tmp_path / name, path, **changes)).history[0]["loss"]
 
-    for margin in (0.0, 2.0):
-        expected = np.logaddexp(0.0, margin)  # of a policy that is its reference
-        np.testing.assert_allclose(run(f"{margin}", {"margin": margin}), expected, rtol=1e-5)
+    expected = np.logaddexp(0.0, 2.0)  # of a policy that is its reference
+    np.testing.assert_allclose(loss("two", {"margin": 2.0}), expected, rtol=1e-5)
     with pytest.raises(ValueError, match=r"needs 'margin' .* has none in its metadata"):
-        run("none", {})
+        loss("none", {})
 
 
 @pytest.mark.slow
@@ -540,36 +488,27 @@ def test_demonstrations_train_in_several_steps_ahead_of_the_weights(tmp_path):
     """A likelihood of the data depends neither on the weights before a batch nor on their age."""
     rows = [Prompt(f"q{n}", id=f"{n}", metadata={"demonstration": "ab"[n % 2]}) for n in range(8)]
 
-    def run(name, **changes):
-        config = of_pairs(
-            tmp_path / name,
-            "",
-            recipe="sft",
-            data=DataConfig(prompts=lambda: PromptSet(rows, source="test"), chat=False, held_out=0),
-            evaluation=EvaluationConfig(enabled=False),
-            sampling=SamplingConfig(group_size=1, max_new_tokens=2),
-            steps=4,
-            **changes,
-        )
-        return train(config)
+    def losses(name, **changes):
+        options = {"recipe": "sft", "steps": 4, "evaluation": EvaluationConfig(enabled=False)}
+        data = DataConfig(prompts=lambda: PromptSet(rows, source="test"), chat=False, held_out=0)
+        sampling = SamplingConfig(group_size=1, max_new_tokens=2)
+        options |= {"data": data, "sampling": sampling, "minibatches": 2}
+        return [
+            row["loss"] for row in train(of_pairs(tmp_path / name, "", **options | changes)).history
+        ]
 
-    once, twice = run("once"), run("twice", minibatches=2)
-    assert twice.history[-1]["loss"] < once.history[-1]["loss"] < once.history[0]["loss"]
-    ahead = run("ahead", minibatches=2, asynchrony=AsyncConfig(max_staleness=1))
-    np.testing.assert_allclose(losses_of(ahead), losses_of(twice), rtol=1e-5)
-
-
-def losses_of(result):
-    return [row["loss"] for row in result.history]
+    turns = losses("turns")
+    assert turns[-1] < turns[0]
+    ahead = losses("ahead", asynchrony=AsyncConfig(max_staleness=1))
+    np.testing.assert_allclose(ahead, turns, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_single_responses_are_not_compared(tmp_path, pairs):
-    labels = tmp_path / "labels.jsonl"
     rows = [{"prompt": f"q{n}", "completion": "ab"[n % 2], "label": n % 2 == 0} for n in range(10)]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = write_rows(tmp_path / "labels.jsonl", rows)
     recipe = jr.recipes.kto().replace(collector=jr.curation.offline_labels())
-    changes = {"recipe": recipe, "data": DataConfig(prompts=str(labels), chat=False)}
+    changes = {"recipe": recipe, "data": DataConfig(prompts=labels, chat=False)}
     with pytest.raises(ValueError, match=r"offline_labels\(\) has one response a row, so there"):
         of_pairs(tmp_path / "run", labels, **changes)
     graded = of_pairs(tmp_path / "run", labels, **changes, steps=1, reward=lambda *args: 1.0)
@@ -577,7 +516,7 @@ def test_single_responses_are_not_compared(tmp_path, pairs):
     # Prompts that none of the good responses has count less.
     off = {"steps": 1, "evaluation": EvaluationConfig(enabled=False)}
     bco = jr.recipes.bco(density=True).replace(collector=jr.curation.offline_labels())
-    rows = jr.bind(jr.data.from_file, path=str(labels), needs_answer=False)
+    rows = jr.bind(jr.data.from_file, path=labels, needs_answer=False)
 
     def weighed(prompts):
         data = DataConfig(prompts=prompts, chat=False)
@@ -587,33 +526,3 @@ def test_single_responses_are_not_compared(tmp_path, pairs):
         load_experiment(weighed(rows))
     densities = weighed(lambda: jr.data.with_density(rows()))
     assert 0 < train(densities).history[0]["loss"] < np.log(2) - 1e-3
-
-
-@pytest.mark.slow
-def test_the_best_checkpoint_is_of_what_is_evaluated(tmp_path, pairs, monkeypatch):
-    from jaxrl_llm.train import CheckpointConfig, Checkpoints
-
-    best = CheckpointConfig(every=2, best="greedy")
-    with pytest.raises(
-        ValueError, match="best='greedy' is not measured by the evaluation of this run"
-    ):
-        of_pairs(tmp_path / "run", pairs, checkpoint=best, evaluation=EvaluationConfig(every=2))
-    config = of_pairs(
-        tmp_path / "run",
-        pairs,
-        steps=2,
-        checkpoint=dataclasses.replace(best, best="pairs"),
-        evaluation=EvaluationConfig(every=2),
-    )
-    assert train(config).after["pairs"].questions == 2
-    # Never by the number of pairs of a step, which the last checkpoint is saved after.
-    scores = []
-
-    class Watched(Checkpoints):
-        def set_score(self, step, values):
-            scores.append(values.get("pairs"))
-            super().set_score(step, values)
-
-    monkeypatch.setattr("jaxrl_llm.train.setup.Checkpoints", Watched)
-    train(config, overwrite=True)
-    assert [x for x in scores if x is not None] and all(x is None or x <= 1 for x in scores)

@@ -1,3 +1,5 @@
+"""The page of a run: whole, of text alone, and with nothing from elsewhere."""
+
 import json
 import re
 from html.parser import HTMLParser

@@ -5,19 +5,17 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from batch_makers import first_batch
 from rows import for_each
-from test_checkpoint import assert_same
 from tiny_run import prompts, tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.cli.options import parse_config
-from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.protocol import has_rounded
 from jaxrl_llm.models.quantize import QUANTIZATIONS
 from jaxrl_llm.testing import ByteTokenizer, tiny_flow_model, tiny_model
 from jaxrl_llm.train import (
     AsyncConfig,
-    CheckpointConfig,
     DataConfig,
     EvaluationConfig,
     LoRAConfig,
@@ -26,7 +24,7 @@ from jaxrl_llm.train import (
     make_scorer,
     train,
 )
-from jaxrl_llm.train.rollouts import collect_rollouts, make_rollouts
+from jaxrl_llm.train.rollouts import make_rollouts
 from jaxrl_llm.train.setup import init_experiment, load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -38,16 +36,8 @@ def sampling(mode="int8", **options):
     return SamplingConfig(group_size=4, max_new_tokens=6, quantization=mode, **options)
 
 
-def whole_responses(prompt, completion, metadata):
-    return len(completion) / 8
-
-
 def rounded_model(mode):
     return tiny_model(num_layers=1, quantization=mode)[0]
-
-
-def one_device():
-    return tiny_model(num_layers=1)[0]
 
 
 def gap(model, params, batch):
@@ -67,8 +57,7 @@ def rounded_batch(folder, mode, slots):
     """A batch whose rollouts are of the policy in 8 bits."""
     options = {"recipe": "sol_rl", "sampling": sampling(mode, slots=slots)}
     experiment, params = load_experiment(tiny_run(folder, **options))
-    start = KEY, Cursor(), experiment.collector.init(len(experiment.train))
-    batch = collect_rollouts(experiment, params, *start, number=0, version=0).batch
+    batch = first_batch(experiment, params).batch
     assert gap(rounded_model(mode), params, batch) < NEAR < gap(experiment.model, params, batch)
     return experiment, params, batch
 
@@ -79,8 +68,7 @@ def test_what_is_sampled_has_the_probabilities_of_the_rounded_policy(tmp_path):
 
 @pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [None, 8], ids=["batch", "slots"])
-@pytest.mark.parametrize("mode", ["int8", "fp8"])
+@pytest.mark.parametrize(("mode", "slots"), [("int8", None), ("fp8", 8)])
 def test_old_logp_is_of_the_policy_in_full_precision(mode, slots, tmp_path):
     """Where a correction reads it beside that of the rounded policy."""
     experiment, params, batch = rounded_batch(tmp_path, mode, slots)
@@ -99,15 +87,7 @@ def test_old_logp_is_of_the_policy_in_full_precision(mode, slots, tmp_path):
 
 @pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("most", "lora"),
-    [
-        (1, LoRAConfig()),
-        (0, LoRAConfig()),
-        (1, LoRAConfig(rank=2)),
-        (0, LoRAConfig(rank=2)),
-    ],
-)
+@pytest.mark.parametrize(("most", "lora"), [(0, LoRAConfig()), (1, LoRAConfig(rank=2))])
 def test_new_weights_are_rounded_anew(most, lora, tmp_path):
     config = tiny_run(
         tmp_path,
@@ -147,33 +127,11 @@ def test_rounded_weights_are_split_over_the_devices_that_sample(apart, tmp_path)
     rollouts = make_rollouts(experiment, state)
     batch = rollouts.prepare().batch
     params = jax.device_get(state.params)
-    assert gap(rounded_model("fp8"), params, batch) < NEAR < gap(one_device(), params, batch)
+    assert gap(rounded_model("fp8"), params, batch) < NEAR < gap(experiment.model, params, batch)
     weights = rollouts._weights[1] if apart else experiment.behavior(state.params)
     up = weights["layers"]["0"]["mlp"]["up"]["kernel"]
     assert up.q.addressable_shards[0].data.size == up.q.size // (2 if apart else 4)
     assert up.q.sharding.device_set == set(jax.devices()[4:] if apart else jax.devices())
-
-
-@pytest.mark.slow
-def test_a_run_resumes_exactly(tmp_path):
-    options = {
-        "recipe": "sol_rl",
-        "sampling": SamplingConfig(group_size=4, max_new_tokens=6),
-        "checkpoint": CheckpointConfig(every=2),
-        "evaluation": EvaluationConfig(every=2),
-        "data": DataConfig(prompts=prompts, chat=False, held_out=0.2),
-        "reward": whole_responses,
-        "steps": 4,
-    }
-    whole = train(tiny_run(tmp_path / "whole", **options))
-    cut = tiny_run(tmp_path / "cut", **options | {"steps": 2})
-    train(cut)
-    done = train(dataclasses.replace(cut, steps=4), resume=True)
-    assert_same(whole.state.params, done.state.params)
-    gaps, again = (
-        [row["sampler_gap"] for row in x.history if "loss" in row] for x in (whole, done)
-    )
-    assert gaps == again and min(gaps) > 1e-3
 
 
 @pytest.mark.slow
@@ -204,26 +162,23 @@ def test_a_greedy_baseline_is_of_the_rounded_policy(tmp_path):
         return samplers.baseline(params, *arguments)
 
     experiment = dataclasses.replace(experiment, samplers=samplers._replace(baseline=baseline))
-    start = KEY, Cursor(), experiment.collector.init(len(experiment.train))
-    batch = collect_rollouts(experiment, params, *start, number=0, version=0).batch
+    batch = first_batch(experiment, params).batch
     assert "greedy_rewards" in batch.extras and [has_rounded(x) for x in weights] == [True]
 
 
 @pytest.mark.slow
 def test_without_a_correction_the_ratio_is_to_the_rounded_policy(tmp_path):
     """As with rollouts of older weights: reported, and within the clip of the surrogate."""
-    rows = {}
-    for mode in (None, "int8"):
-        options = {"recipe": "dapo", "minibatches": 1, "steps": 1, "sampling": sampling(mode)}
-        config = tiny_run(tmp_path / str(mode), **options)
-        rows[mode] = train(config).history[-1]
-    # The policy of the step itself: nothing to compare.
-    assert "ratio_max" not in rows[None] and rows[None]["sampler_gap"] < 1e-4
-    assert rows["int8"]["ratio_max"] > 1.005 and rows["int8"]["sampler_gap"] > 1e-3
+
+    def row(recipe):
+        options = {"recipe": recipe, "minibatches": 1, "steps": 1, "sampling": sampling()}
+        return train(tiny_run(tmp_path / recipe, **options)).history[-1]
+
+    found = row("dapo")
+    assert found["ratio_max"] > 1.005 and found["sampler_gap"] > 1e-3
     # With a correction for it the ratio is to the policy at the start of the step.
-    config = tiny_run(tmp_path / "areal", recipe="sol_rl", sampling=sampling(), steps=1)
-    row = train(config).history[-1]
-    assert row["ratio_max"] == pytest.approx(1, abs=1e-4) and row["sampler_gap"] > 1e-3
+    found = row("sol_rl")
+    assert found["ratio_max"] == pytest.approx(1, abs=1e-4) and found["sampler_gap"] > 1e-3
 
 
 def test_the_recipe_asks_for_it_and_the_config_decides(tmp_path):
@@ -273,8 +228,7 @@ def test_drafts_are_rounded_and_what_trains_is_not(mode, tmp_path):
     options = {"model": flow, "reward": to_the_right, "recipe": recipe}
     sizes = SamplingConfig(group_size=8, max_new_tokens=4)
     experiment, params = load_experiment(tiny_run(tmp_path, **options, sampling=sizes))
-    start = KEY, Cursor(), experiment.collector.init(8)
-    batch = collect_rollouts(experiment, params, *start, number=0, version=0).batch
+    batch = first_batch(experiment, params).batch
     model, (P, G), width = experiment.model, batch.rewards.shape, int(batch.prompt_mask[0].sum())
     numbers, of_batch = np.arange(2 * P * G).reshape(P, -1), jax.random.fold_in(KEY, 0)
     rows = np.asarray(batch.prompt_tokens)[:, :width].tolist()
@@ -332,18 +286,14 @@ def experts():
     [
         (
             {"recipe": "eggroll", "remat": "full"},
-            "sampling: quantization 'int8' has no effect with 'eggroll'",
+            "quantization 'int8' has no effect with 'eggroll'",
         ),
         ({"recipe": "sft", "reward": None}, "samples nothing, so quantization 'int8' of the"),
         ({"recipe": "flow_grpo", "model": flow}, "a collector of drafts"),
         ({"recipe": "rloo"}, "a surrogate without a ratio, so rollouts of rounded weights"),
         ({"model": "smollm2-135m", "quantization": "fp8"}, "sampling.quantization asks for a sa"),
         ({"model": own_model}, "a OwnConfig, has no `quantization`. Use None"),
-        (
-            {"model": named_otherwise},
-            "sampling: quantization: int8 rounds .* ends in '/kernel', and this model has none; "
-            "its first is 'embed/embedding'. Use None",
-        ),
+        ({"model": named_otherwise}, "'/kernel', and this model has none; its first is 'embed/emb"),
         ({"model": eight_bits}, "int8 has no effect on a model that rounds to int8 itself"),
         ({"model": experts}, "sampling: quantization: int8 does not round `experts`"),
     ],

@@ -55,14 +55,6 @@ from jaxrl_llm.train.teachers import AlignedTeacher, ServerTeacher
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
-def never(prompt, completion, metadata):
-    return 0.0
-
-
-def always(prompt, completion, metadata):
-    return 1.0
-
-
 def parted(prompt, completion, metadata):
     right = low_bytes(prompt, completion, metadata)
     return {"reward": right + 1.0, "right": right, "polite": 1.0}
@@ -228,56 +220,53 @@ def test_a_file_may_be_moved_but_not_be_another_one(old, new, changed):
     assert changed_settings({"dtype": old}, {"dtype": new})
 
 
-def test_what_earlier_versions_wrote_otherwise_is_no_change(monkeypatch):
-    # A run whose recipe had a status resumes.
-    now = settings(tiny_run("run"))
-    assert "recipe.status" not in now
-    assert changed_settings(now | {"recipe.status": "experimental"}, now) == {}
+CENTER = "(Computed('center', Transform(...), 'controller'),)"
 
-    # A run whose penalty had a private name resumes.
-    now = recipe_settings(jr.recipes.rloo(kl_coef=0.5), length=8)
-    old = "chain(stateless(_penalized(kl_coef=0.5)), stateless(rloo))"
-    assert changed_settings(now | {"recipe.advantage": old}, now) == {}
 
-    # A slot that compares equal since is no change.
-    center = "(Computed('center', Transform(...), 'controller'),)"
-    written = (
+@for_each(
+    "recipe, slot, old",
+    [
+        ("dr_grpo", "status", "experimental"),  # recipes had a status
+        (
+            jr.recipes.rloo(kl_coef=0.5),
+            "advantage",
+            "chain(stateless(_penalized(kl_coef=0.5)), stateless(rloo))",
+        ),
+        # Slots that compare equal since.
         (jr.recipes.verl_erank(gain=3.0), "advantage", "chain(stateless(grpo), Transform(...))"),
-        (jr.recipes.bco(beta=0.2), "computed", center),
-    )
-    for recipe, slot, text in written:
-        now = recipe_settings(recipe, length=8)
+        (jr.recipes.bco(beta=0.2), "computed", CENTER),
+    ],
+)
+def test_what_earlier_versions_wrote_otherwise_is_no_change(recipe, slot, old):
+    now = recipe_settings(recipe, length=8)
+    assert now.get(f"recipe.{slot}") != old
+    earlier = now | {f"recipe.{slot}": old}
+    if "Transform" in old:
         slots = now["recipe.changed_slots"].split(", ")
-        assert slot in slots
-        rest = ", ".join(name for name in slots if name != slot) or "none"
-        old = now | {"recipe.changed_slots": rest, f"recipe.{slot}": text}
-        assert changed_settings(old, now) == {}
+        slots.remove(slot)
+        earlier["recipe.changed_slots"] = ", ".join(slots) or "none"
+    assert changed_settings(earlier, now) == {}
 
-    # Options of other functions keep their names.
-    for name, old, new, changed in (
+
+@for_each(
+    "name, old, new, changed",
+    [
         ("recipe.surrogate", "f(is_clip=1)", "f(cap=1)", True),
         ("recipe.surrogate", "my_sdpo(is_clip=1)", "my_sdpo(cap=1)", True),
         ("recipe.surrogate", "sdpo(the_is_clip=1)", "sdpo(the_cap=1)", True),
         ("reward", "sdpo(is_clip=1)", "sdpo(cap=1)", True),
         ("recipe.surrogate", "sdpo(is_clip=1)", "sdpo(is_clip=1)", False),
         ("recipe.selection", "capo_selection(lr=1)", "capo_selection(learning_rate=1)", False),
-    ):
-        assert bool(changed_settings({name: old}, {name: new})) == changed
-
-    # A run whose bound reward had no name resumes: earlier versions wrote "Bound" for the name of
-    # such a reward in a pool.
-    monkeypatch.setenv(_worker.LOADING, "1")  # a pool without workers
-    pool = R.VerifierPool(bind(R.code_stdio, total=50.0))
-    now = settings(tiny_run("run", reward=pool))
-    assert "code_stdio" in now["reward"]
-    assert changed_settings(now | {"reward": "Bound"}, now) == {}
-    for old, new, changed in (
-        ("majority_vote(Bound)", "majority_vote(f)", False),
-        ("majority_vote(Bound)", "f", True),
-        ("f", "Bound", True),
-        ("Boundary", "f", True),
-    ):
-        assert bool(changed_settings({"reward": old}, {"reward": new})) == changed
+        # Earlier versions wrote "Bound" for the name of a bound reward in a pool.
+        ("reward", "Bound", "code_stdio", False),
+        ("reward", "majority_vote(Bound)", "majority_vote(f)", False),
+        ("reward", "majority_vote(Bound)", "f", True),
+        ("reward", "f", "Bound", True),
+        ("reward", "Boundary", "f", True),
+    ],
+)
+def test_options_of_other_functions_keep_their_names(name, old, new, changed):
+    assert bool(changed_settings({name: old}, {name: new})) == changed
 
 
 @for_each(
@@ -295,24 +284,13 @@ def test_what_earlier_versions_wrote_otherwise_is_no_change(monkeypatch):
             "chain(stateless(grpo), stateless(dcpo_distribution(good_above=0.05, max_gap=0.1, "
             "target_entropy=0.5)))",
         ),
-        (
-            "rollout_gdro",
-            "collector",
-            "two_phase(gdro_extra_rollouts(arms=(2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), eta=0.65, "
-            "explore=0.01), max_rollouts=12, first=2, memory=rollout_gdro_memory(arms=(2, 3, 4, 5, "
-            "6, 7, 8, 9, 10, 11, 12), edges=(0.4, 0.75), window=50, hysteresis=0.03, rate=0.05, "
-            "correct=0.5))",
-        ),
-        (
-            "capo",
-            "computed",
-            "(Computed('step_effects', _CapoAdam(tau_h=0.01, tau_f=0.0001, symmetric=True, "
-            "lr=None, top=50, betas=(0.9, 0.999), eps=1e-08), 'optimizer'),)",
-        ),
+        ("rollout_gdro", "collector", ("threshold=0.5", "correct=0.5")),
+        ("capo", "computed", ("learning_rate=None", "lr=None")),
     ],
 )
 def test_a_run_whose_options_had_other_names_resumes(recipe, slot, old):
     now, slot = recipe_settings(recipe, length=8), f"recipe.{slot}"
+    old = now[slot].replace(*old) if isinstance(old, tuple) else old
     assert now[slot] != old
     assert changed_settings(now | {slot: old}, now) == {}
     pair = (old.replace("5", "7"), now[slot])  # another value is a change
@@ -359,63 +337,56 @@ class Grader:
 
 def rewards(folder):
     """Names of rewards, what makes them, and two options of which it makes other rewards."""
-    pool, warm, close = R.VerifierPool, R.math_verify_pool, bind(within, tol=1e-3)
-    far, graders = functools.partial(within, tol=1.0), (Grader("a"), Grader("b"))
+    lm, response, step = (str(folder / name) for name in ("lm", "response", "step"))
+    close, far = bind(within, tol=1e-3), functools.partial(within, tol=1.0)
+    graders = Grader("a"), Grader("b")
     partials = [functools.partial(x, tol=1.0) for x in graders]
     bound, methods = [bind(x, tol=1.0) for x in graders], [x.grade for x in graders]
-    lm, response, step = (str(folder / name) for name in ("lm", "response", "step"))
-
-    def of_lm(options):
-        return jr.train.judge(lm, **options)
-
-    def of_response(options):
-        return jr.train.reward_model(response, **options)
-
-    def of_step(options):
-        return jr.train.reward_model(step, **options)
-
-    def right(reward):
-        return R.weighted_sum({"right": (reward, 1.0)})
-
-    def near(reward):
-        return R.weighted_sum({"right": (reward, 1.0), "near": (close, 0.5)})
-
-    def vote(options):
-        return R.majority_vote(R.dapo_math, **options)
-
-    def vote_within(reward):
-        return R.majority_vote(reward, answer=str.strip)
-
-    def gym(options):
-        return R.reasoning_gym("chain_sum", **options)
-
-    def itself(reward):
-        return reward
-
+    pool, total, train = R.VerifierPool, R.weighted_sum, jr.train
+    near = {"near": (close, 0.5)}
     return [
-        (f"judge({lm!r})", of_lm, {}, {"compare": True}),
-        (f"judge({lm!r})", of_lm, {}, {"parse": R.rating}),
-        (f"reward_model({response!r})", of_response, {}, {"chat": False}),
-        (f"reward_model({response!r})", of_response, {}, {"system": "Be strict."}),
-        (f"reward_model({step!r})", of_step, {}, {"reduce": "product"}),
-        ("right + 0.5 near", near, R.last_integer, R.boxed_math),
-        ("within", lambda x: R.weighted_sum({"within": (x, 1)}), within, close),
-        ("within", pool, within, close),
+        (f"judge({lm!r})", lambda x: train.judge(lm, **x), {}, {"compare": True}),
+        (
+            f"reward_model({response!r})",
+            lambda x: train.reward_model(response, **x),
+            {},
+            {"chat": False},
+        ),
+        (
+            f"reward_model({step!r})",
+            lambda x: train.reward_model(step, **x),
+            {},
+            {"reduce": "product"},
+        ),
+        (
+            "right + 0.5 near",
+            lambda x: total({"right": (x, 1)} | near),
+            R.last_integer,
+            R.boxed_math,
+        ),
+        ("within", lambda x: total({"within": (x, 1)}), within, close),
         ("within", pool, close, far),
-        ("within", warm, close, far),
-        ("within", lambda x: pool(functools.partial(within, tol=x)), *graders),
+        ("within", R.math_verify_pool, close, far),
         ("Grader", pool, *graders),
         ("Grader", pool, *partials),
         ("Grader", pool, *bound),
         ("Grader.grade", lambda x: pool(bind(x)), *methods),
-        ("Grader.grade", itself, *methods),
-        (stable_repr(partials[0]), itself, *partials),
-        ("right", lambda x: pool(right(x)), close, far),
-        ("right", right, *bound),
-        ("majority_vote(dapo_math)", vote, {}, {"answer": str.strip}),
-        ("majority_vote(within)", vote_within, close, far),
-        ("reasoning_gym('chain_sum')", gym, {}, {"max_terms": 3}),
+        ("Grader.grade", lambda x: x, *methods),
+        (stable_repr(partials[0]), lambda x: x, *partials),
+        ("right", lambda x: pool(total({"right": (x, 1.0)})), close, far),
+        ("right", lambda x: total({"right": (x, 1.0)}), *bound),
+        ("majority_vote(dapo_math)", lambda x: R.majority_vote(R.dapo_math, **x), {}, STRIPPED),
+        ("majority_vote(within)", lambda x: R.majority_vote(x, **STRIPPED), close, far),
+        (
+            "reasoning_gym('chain_sum')",
+            lambda x: R.reasoning_gym("chain_sum", **x),
+            {},
+            {"max_terms": 3},
+        ),
     ]
+
+
+STRIPPED = {"answer": str.strip}
 
 
 def graded(prompt, completion, metadata, *, by):
@@ -449,27 +420,21 @@ def test_a_resumed_run_notices_other_options_of_its_reward(tmp_path, monkeypatch
 
 
 def test_a_resumed_run_notices_another_environment():
-    # A resumed run notices other options of its environment.
     environments = jr.environments
     tools = [environments.calculator, environments.python]
     first = environments.ToolEnv(tools[:1], R.last_integer)
-    for other in (
-        environments.ToolEnv(tools[:1], R.boxed_math),
-        environments.ToolEnv(tools, R.last_integer),
-    ):
-        for wrap, name in ((lambda env: env, ""), (environments.Subgoals, ".env")):
-            old, new = (
-                settings(tiny_run("run", reward=None, environment=wrap(env)))
-                for env in (first, other)
-            )
-            assert set(changed_settings(old, new)) == {f"environment{name}"}
-
-    # A resumed run notices an environment of another class.
-    class Other(jr.environments.NumberGuess):
-        pass
 
     def of(environment):
         return settings(tiny_run("run", reward=None, environment=environment))
+
+    for other in ((tools[:1], R.boxed_math), (tools, R.last_integer)):
+        for wrap, name in ((lambda env: env, ""), (environments.Subgoals, ".env")):
+            old, new = (of(wrap(env)) for env in (first, environments.ToolEnv(*other)))
+            assert set(changed_settings(old, new)) == {f"environment{name}"}
+
+    # And one of another class.
+    class Other(jr.environments.NumberGuess):
+        pass
 
     old, new = of(jr.environments.NumberGuess()), of(Other())
     assert set(changed_settings(old, new)) == {"environment"}
@@ -516,28 +481,39 @@ def test_the_minibatches_of_a_recipe_are_those_of_its_mesh():
 @pytest.mark.slow
 def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path):
     train(tiny_run(tmp_path, steps=1))
-    slower = tiny_run(tmp_path, steps=2, optimizer=OptimizerConfig(learning_rate=1e-3))
-    sentence = r"had other settings: optimizer.learning_rate was 0.01, is 0.001\. Resume it with"
-    with pytest.raises(ValueError, match=rf"^train: the run in '.*' {sentence} .*--allow-changed"):
-        train(slower, resume=True)
-    minibatches = tiny_run(tmp_path, steps=2, minibatches=2)
-    sentence = r"minibatches was 1, is 2\. .* settings \(--minibatches 1 if it was another mesh"
-    with pytest.raises(ValueError, match=rf"{sentence} .*\), or accept the changes"):
-        train(minibatches, resume=True)
-    assert int(train(slower, resume=True, allow_changed=True).state.step) == 2
-    assert int(train(dataclasses.replace(slower, steps=3), resume=True).state.step) == 3
-
-
-@pytest.mark.slow
-def test_an_evaluation_with_other_settings_is_made_again(tmp_path):
-    config = tiny_run(tmp_path, steps=1, evaluation=EvaluationConfig())
-    assert train(config).after["sampled"].samples == 2
-    more = dataclasses.replace(config, evaluation=EvaluationConfig(samples=3))
+    with pytest.raises(
+        ValueError, match=r"minibatches was 1, is 2\. .* \(--minibatches 1 if it was"
+    ):
+        train(tiny_run(tmp_path, steps=2, minibatches=2), resume=True)
+    sampling = dataclasses.replace(CONFIG.sampling, group_size=4, temperature=0.5)
+    changed = tiny_run(tmp_path, recipe="rloo", prompts_per_step=2, steps=2, sampling=sampling)
+    before = (tmp_path / "sessions.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"^train: the run in '.*' had other settings: ") as error:
+        train(changed, resume=True)
+    for told in (
+        "recipe was 'dr_grpo', is 'rloo'",
+        "prompts_per_step was 4, is 2",
+        "sampling.group_size was 2, is 4",
+        "sampling.temperature was 1.0, is 0.5",
+        ". Resume it with",
+        "accept the changes (--allow-changed)",
+    ):
+        assert told in str(error.value)
+    assert (tmp_path / "sessions.jsonl").read_text() == before
+    assert int(train(changed, resume=True, allow_changed=True).state.step) == 2
+    row = [row for row in read_jsonl(tmp_path / "sessions.jsonl") if row["event"] == "start"][-1]
+    assert row["changed"]["sampling.group_size"] == [2, 4] and "steps" not in row["changed"]
+    assert "sampling.group_size: 2 \u2192 4" in (tmp_path / "report.html").read_text("utf-8")
+    # Now those are its settings, until they are lost; and damage is said where a run goes on.
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
     lines = []
-    result = train(more, resume=True, log=lines.append)
-    assert result.after["sampled"].samples == 3 and result.before["sampled"].samples == 2
-    assert "The evaluation after step 1 is made again: evaluation.samples was 2, is 3." in lines
-    assert sum(row["step"] == 1 and "held_out" in row for row in result.history) == 1
+    train(dataclasses.replace(changed, steps=3), resume=True, log=lines.append)
+    told = "metrics.jsonl' is damaged at line 3, which is left out."
+    assert any(line.endswith(told) for line in lines)
+    (tmp_path / "sessions.jsonl").unlink()
+    train(tiny_run(tmp_path, steps=4, prompts_per_step=2), resume=True, log=lines.append)
+    assert any(line.startswith("No sessions.jsonl in ") for line in lines)
 
 
 @for_each(
@@ -562,24 +538,29 @@ def test_only_an_evaluation_that_is_made_again_is_dropped(tmp_path, changes, eva
 
 
 @pytest.mark.slow
-def test_an_evaluation_stays_until_its_successor_is_there(tmp_path, monkeypatch):
+def test_an_evaluation_with_other_settings_is_made_again_and_stays_until_then(
+    tmp_path, monkeypatch
+):
     config = tiny_run(tmp_path, steps=1, evaluation=EvaluationConfig())
     train(config)
-    more = dataclasses.replace(config, evaluation=EvaluationConfig(samples=3))
+    more, lines = dataclasses.replace(config, evaluation=EvaluationConfig(samples=3)), []
 
     def fail(*arguments, **options):
         raise OSError("the server is away")
 
+    def samples(rows):
+        return [row["held_out"]["sampled"]["samples"] for row in rows if "held_out" in row]
+
     with monkeypatch.context() as patch:
         patch.setattr(Experiment, "evaluate", fail)
         with pytest.raises(OSError, match="the server is away"):
-            train(more, resume=True)
-    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "held_out" in row]
-    assert [row["held_out"]["sampled"]["samples"] for row in rows] == [2, 2]
+            train(more, resume=True, log=lines.append)
+    assert samples(read_jsonl(tmp_path / "metrics.jsonl")) == [2, 2]
     # The settings are now those of the last session, but not of the evaluation.
-    result = train(more, resume=True)
-    rows = [row["held_out"]["sampled"]["samples"] for row in result.history if "held_out" in row]
-    assert result.after["sampled"].samples == 3 and rows == [2, 3]
+    result = train(more, resume=True, log=lines.append)
+    assert "The evaluation after step 1 is made again: evaluation.samples was 2, is 3." in lines
+    assert samples(result.history) == [2, 3]
+    assert result.after["sampled"].samples == 3 and result.before["sampled"].samples == 2
 
 
 @for_each("known", [True, False])
@@ -635,7 +616,7 @@ def begun_with(folder, config):
     JsonLines(folder / "sessions.jsonl").write(row)
 
 
-SGD = {"name": "sgd", "b2": 0.999, "eps": 1e-8}
+SGD, PPO = {"name": "sgd", "b2": 0.999, "eps": 1e-8}, {"recipe": "ppo_max"}
 
 
 @for_each(
@@ -646,19 +627,13 @@ SGD = {"name": "sgd", "b2": 0.999, "eps": 1e-8}
         ({}, {"lora": {"rank": 2}}, "lora.rank"),
         ({"lora": {"rank": 2}}, {"lora": {"rank": 2, "alpha": 1.0}}, "lora.alpha"),
         ({}, {"evaluation": {"enabled": True}}, "evaluation.enabled"),
-        ({"evaluation": {"enabled": True}}, {}, "evaluation.enabled"),
         ({}, {"optimizer": {"decay_steps": 4}}, "optimizer.decay_steps"),
         ({}, {"optimizer": {"warmup_steps": 4}}, "optimizer.warmup_steps"),
-        ({"optimizer": {"warmup_steps": 4}}, {}, "optimizer.warmup_steps"),
         ({}, {"optimizer": {"moment_dtype": "bfloat16"}}, "optimizer.moment_dtype"),
         ({}, {"optimizer": {"max_grad_norm": None}}, "optimizer.max_grad_norm"),
         ({}, {"optimizer": SGD}, "optimizer.name"),
         ({"optimizer": SGD}, {"optimizer": SGD | {"b1": 0.0}}, "optimizer.b1"),
-        (
-            {"critic": {"learning_rate": 1e-3}, "recipe": "ppo_max"},
-            {"critic": {"learning_rate": 1e-3, "decay_steps": 4}, "recipe": "ppo_max"},
-            "critic.decay_steps",
-        ),
+        (PPO | {"critic": {}}, PPO | {"critic": {"decay_steps": 4}}, "critic.decay_steps"),
     ],
 )
 def test_what_no_resumed_run_can_change_is_told_before_it_loads(
@@ -694,17 +669,12 @@ OPTIMIZERS = [
         {"decay_steps": 5},
         {"decay_steps": 6, "warmup_steps": 2},
         {"max_grad_norm": None},
-        {"max_grad_norm": 0.5, "weight_decay": 0.1},
-        {"decay_steps": 5, "weight_decay": 0.1},
         {"moment_dtype": "bfloat16", "b1": 0.8},
         {"name": "sgd"},
         {"name": "sgd", "b1": 0.5},
         {"name": "sgd", "b1": 0.0},
-        {"name": "sgd", "b1": 0.0, "weight_decay": 0.1},
         {"name": "sgd", "weight_decay": 0.1},
-        {"name": "sgd", "weight_decay": 0.1, "decay_steps": 5},
         {"name": "sgd", "b1": 0.0, "decay_steps": 5},
-        {"name": "sgd", "b1": 0.0, "weight_decay": 0.1, "warmup_steps": 5},
         {"name": "sgd", "moment_dtype": "bfloat16", "max_grad_norm": None},
     )
 ]
@@ -727,7 +697,6 @@ def test_questions_that_have_moved_may_be_accepted(tmp_path):
 
 
 def test_lines_are_written_whole_and_read_as_far_as_they_are(tmp_path):
-    # Json lines.
     file = JsonLines(tmp_path / "m.jsonl")
     file.keep_up_to(0)
     for step in (1, 2, 3):
@@ -746,9 +715,8 @@ def test_lines_are_written_whole_and_read_as_far_as_they_are(tmp_path):
     path.write_text(good)
     assert damage_of(path) == "" == damage_of(tmp_path / "nowhere.jsonl")
     path.write_bytes(good.encode() + b'\xff\n[1]\n\n{"step": "2"}\n{"step": 3, "x"')
-    assert damage_of(path) == (
-        f"{str(path)!r} is damaged at line 2 and 3 more, which are left out."
-    )
+    told = "is damaged at line 2 and 3 more, which are left out."
+    assert damage_of(path) == f"{str(path)!r} {told}"
     assert read_jsonl(path) == [{"step": 1}]
     for row in ('{"step": 2, "held_out": {"greedy": 1}}', '{"step": 2, "settings": "x"}'):
         path.write_text(f"{good}{row}\n")
@@ -757,54 +725,6 @@ def test_lines_are_written_whole_and_read_as_far_as_they_are(tmp_path):
     assert read_jsonl(path) == [{"step": 1}]
     path.write_bytes(b"[" * 100_000 + b"\n" + good.encode())
     assert damage_of(path).endswith("is damaged at line 1, which is left out.")
-
-
-@pytest.mark.slow
-def test_damage_is_said_where_a_run_goes_on(tmp_path):
-    train(tiny_run(tmp_path, steps=1))
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "rew')
-    lines = []
-    train(tiny_run(tmp_path, steps=2), resume=True, log=lines.append)
-    assert any(
-        line.endswith("metrics.jsonl' is damaged at line 2, which is left out.") for line in lines
-    )
-
-
-@pytest.mark.slow
-def test_settings_that_are_allowed_to_change_are_recorded_and_named(tmp_path):
-    train(tiny_run(tmp_path, steps=1))
-    changes = {"recipe": "rloo", "prompts_per_step": 2, "steps": 2}
-    changed = tiny_run(tmp_path, **changes)
-    changed = dataclasses.replace(
-        changed, sampling=dataclasses.replace(changed.sampling, group_size=4, temperature=0.5)
-    )
-    before = (tmp_path / "sessions.jsonl").read_text()
-    with pytest.raises(ValueError, match="had other settings") as error:
-        train(changed, resume=True)
-    for told in (
-        "recipe was 'dr_grpo', is 'rloo'",
-        "prompts_per_step was 4, is 2",
-        "sampling.group_size was 2, is 4",
-        "sampling.temperature was 1.0, is 0.5",
-    ):
-        assert told in str(error.value)
-    assert (tmp_path / "sessions.jsonl").read_text() == before
-    train(changed, resume=True, allow_changed=True)
-    row = [row for row in read_jsonl(tmp_path / "sessions.jsonl") if row["event"] == "start"][-1]
-    assert row["changed"]["sampling.group_size"] == [2, 4] and "steps" not in row["changed"]
-    assert "sampling.group_size: 2 \u2192 4" in (tmp_path / "report.html").read_text("utf-8")
-    train(dataclasses.replace(changed, steps=3), resume=True)  # now those are its settings
-
-
-@pytest.mark.slow
-def test_a_run_whose_settings_are_lost_says_so(tmp_path):
-    train(tiny_run(tmp_path, steps=1))
-    (tmp_path / "sessions.jsonl").unlink()
-    lines = []
-    other = OptimizerConfig(learning_rate=1e-3)
-    train(tiny_run(tmp_path, steps=2, optimizer=other), resume=True, log=lines.append)
-    assert any(line.startswith("No sessions.jsonl in ") for line in lines)
 
 
 def test_table_and_curve_of_all_sampled_rollouts(tmp_path):

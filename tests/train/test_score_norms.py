@@ -1,4 +1,10 @@
-"""Squared norms of the gradients of responses, beside gradients that each test takes itself."""
+"""Squared norms of the gradients of responses, beside gradients that each test takes itself.
+
+    norms[p, g] = || grad sum_t logp[p, g, t] ||^2    over the tokens of a response that train
+
+Of a softmax over fixed hidden states h the gradient is sum_t (e_y - pi) h^T / temperature. Layouts,
+microbatches and devices change nothing; a response without such a token has 0 and costs nothing.
+"""
 
 import functools
 

@@ -1,3 +1,5 @@
+"""Sinks get every line of metrics.jsonl, and one that fails costs a run nothing."""
+
 import json
 import struct
 import sys
@@ -83,8 +85,7 @@ def test_a_sink_that_cannot_be_opened_or_closed_leaves_the_others():
 
 
 @for_each(
-    "name, package",
-    [("tensorboard", "tensorboardX"), ("trackio", "trackio"), ("wandb", "wandb")],
+    "name, package", [("tensorboard", "tensorboardX"), ("trackio", "trackio"), ("wandb", "wandb")]
 )
 def test_a_package_that_is_not_there_is_one_sentence(monkeypatch, tmp_path, name, package):
     monkeypatch.setitem(sys.modules, package, None)
