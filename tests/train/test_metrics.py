@@ -1,3 +1,10 @@
+"""Numbers of a step: over the tokens that train, in the units in which a method compares.
+
+A policy of 3/4 and 1/4 beside a reference of 1/2 and 1/2, where each token is there as often as it
+is sampled, has the divergence sum p log(p / q). A ratio of 1.5 is above the bound of 1.28 wherever
+the advantage is positive.
+"""
+
 import inspect
 from types import SimpleNamespace
 
@@ -28,6 +35,10 @@ def batch_with(mask, rewards, **fields):
     given = {"tokens": jnp.zeros(mask.shape, jnp.int32), "mask": mask, "rewards": rewards}
     given |= {"where": jnp.ones(rewards.shape, bool), "prompt_tokens": ones}
     return jr.recipes.Batch(**given | {"prompt_mask": ones > 0} | fields)
+
+
+def prepared_by(recipe, batch, **fields):
+    return recipe.prepare(batch.replace(**fields), recipe.init())[0]
 
 
 def test_divergence_from_the_reference_is_that_of_the_policy():
@@ -82,9 +93,7 @@ def test_the_gap_to_the_sampler_is_over_tokens_with_known_behavior():
     known = mask.at[:, 1].set(False).at[1, 0, 2:].set(False)
     logp = jnp.full(mask.shape, -1.0)
     batch = batch.replace(
-        mask=mask,
-        behavior_logp=jnp.where(known, -1.5, -1.0),
-        extras={"behavior_known": known},
+        mask=mask, behavior_logp=jnp.where(known, -1.5, -1.0), extras={"behavior_known": known}
     )
     prepared, _ = recipe.prepare(batch.replace(old_logp=logp), recipe.init())
     found = batch_metrics(recipe, logp, jnp.zeros(mask.shape), prepared)
@@ -198,14 +207,11 @@ def test_responses_to_which_a_component_does_not_apply_are_counted():
 
 
 def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():
-    batch = make_batch()
-    recipe = jr.recipes.rloo()
-    prepared, _ = recipe.prepare(batch, recipe.init())
+    batch, gspo = make_batch(), jr.recipes.gspo()
     zeros = jnp.zeros(batch.mask.shape)
-    found = batch_metrics(recipe, zeros, zeros, prepared)
+    found = batch_metrics(jr.recipes.rloo(), zeros, zeros, prepared_by(jr.recipes.rloo(), batch))
     assert not {"approx_kl", "clip_fraction", "ratio_max", "sampler_gap"} & set(found)
-    gspo = jr.recipes.gspo()
-    prepared, _ = gspo.prepare(batch.replace(old_logp=zeros), gspo.init())
+    prepared = prepared_by(gspo, batch, old_logp=zeros)
     found = batch_metrics(gspo, zeros, zeros, prepared)
     assert float(found["clip_fraction"]) == 0.0 and "dual_clip_fraction" not in found
     # A log ratio of 1 a token is far above GSPO's bound for every sequence of positive advantage.
@@ -215,50 +221,41 @@ def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():
 
 
 def test_clips_are_of_the_ratio_that_a_surrogate_bounds():
-    # A clip is found below other names.
-    batch = make_batch()
-    zeros, recipe = jnp.zeros(batch.mask.shape), jr.recipes.grpo()
-    prepared, _ = recipe.prepare(batch.replace(old_logp=zeros), recipe.init())
+    batch, recipe = make_batch(), jr.recipes.grpo()
+    zeros = jnp.zeros(batch.mask.shape)
+    positive = batch.replace(old_logp=zeros, advantages=jnp.ones(batch.where.shape))
+    prepared = prepared_by(recipe, batch, old_logp=zeros)
     plain = jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.2)
     want = clip_metrics(plain, zeros + 1.0, prepared)["clip_fraction"]
+    # Below other names: the ratio is to what sampled, wherever the step began.
     renamed = jr.given(plain, old_logp="behavior_logp")
-    # The ratio is to what sampled, wherever the step began.
     stale = prepared.replace(behavior_logp=zeros, old_logp=zeros + 9.0)
     assert clip_metrics(renamed, zeros + 1.0, stale)["clip_fraction"] == want > 0
     of_batch = jr.given(jr.surrogates.ppo_clip, eps_low="lows", eps_high="highs")
     assert not clip_metrics(of_batch, zeros + 1.0, prepared)
 
-    # GMPO clips log ratios of tokens.
-    batch = make_batch(prompts=1, group=1)
-    mask = jnp.ones(batch.mask.shape, bool).at[..., 3:].set(False)
-    logp = jnp.zeros(batch.mask.shape).at[..., :3].set(jnp.array([0.6, -0.1, 0.2]))
-    prepared = batch.replace(
-        mask=mask, old_logp=jnp.zeros(mask.shape), advantages=jnp.ones(mask.shape[:2])
-    )
-    surrogate = jr.recipes.gmpo().surrogate
-    assert float(clip_metrics(surrogate, logp, prepared)["clip_fraction"]) == np.float32(1 / 3)
-    lower = prepared.replace(advantages=-prepared.advantages)
-    assert float(clip_metrics(surrogate, logp, lower)["clip_fraction"]) == 0.0
-    far = clip_metrics(surrogate, logp - 0.5, lower)
-    assert float(far["clip_fraction"]) == np.float32(1 / 3)
-
     # A custom surrogate states its clip.
     def mine(logp, old_logp, advantages, mask, *, eps_low=0.2, eps_high=0.2):
-        return jr.surrogates.ppo_clip(
-            logp, old_logp, advantages, mask, eps_low=eps_low, eps_high=eps_high
-        )
+        return plain(logp, old_logp, advantages, mask)
 
-    batch = make_batch()
-    zeros = jnp.zeros(batch.mask.shape)
-    prepared = batch.replace(old_logp=zeros, advantages=jnp.ones(batch.where.shape))
-    assert not clip_metrics(mine, zeros + 1.0, prepared)
+    assert not clip_metrics(mine, zeros + 1.0, positive)
     stated = traits(clip="ratio")(mine)
-    assert clip_metrics(stated, zeros + 1.0, prepared) == {"clip_fraction": 1.0}
+    assert clip_metrics(stated, zeros + 1.0, positive) == {"clip_fraction": 1.0}
+
+    # GMPO clips log ratios of tokens: of 0.6, -0.1 and 0.2 one is above the bound.
+    mask = jnp.zeros((1, 1, 5), bool).at[..., :3].set(True)
+    logp = jnp.zeros(mask.shape).at[..., :3].set(jnp.array([0.6, -0.1, 0.2]))
+    ones = jnp.ones((1, 1))
+    one = batch_with(mask, ones, old_logp=0 * logp, advantages=ones)
+    for moved, sign, share in ((logp, 1, 1 / 3), (logp, -1, 0.0), (logp - 0.5, -1, 1 / 3)):
+        found = clip_metrics(
+            jr.recipes.gmpo().surrogate, moved, one.replace(advantages=sign * ones)
+        )
+        assert float(found["clip_fraction"]) == np.float32(share)
 
     # A dual clip is reported.
-    recipe, batch = jr.recipes.dapo(dual_clip=2.0), make_batch()
-    zeros = jnp.zeros(batch.mask.shape)
-    prepared, _ = recipe.prepare(batch.replace(old_logp=zeros), recipe.init())
+    recipe = jr.recipes.dapo(dual_clip=2.0)
+    prepared = prepared_by(recipe, batch, old_logp=zeros)
     found = batch_metrics(recipe, zeros + 1.0, zeros, prepared)
     negative = np.asarray(prepared.advantages < 0)[..., None] & np.asarray(prepared.mask)
     share = negative.sum() / np.asarray(prepared.mask).sum()
@@ -320,52 +317,39 @@ def test_every_surrogate_with_such_bounds_says_what_they_mean():
 
 
 def test_pairs_are_those_that_a_loss_compares():
-    # Pairs are those that a loss compares.
     batch = make_batch(prompts=2, group=3)
-    scores = jnp.array([[-1.0, -2.0, -9.0], [-2.0, -1.0, -9.0]])  # a mean for each token
-    logp = jnp.where(batch.mask, scores[..., None], jnp.nan)
+    lengths = batch.mask.sum(-1, keepdims=True)
     entropy = jnp.zeros(batch.mask.shape)
 
-    def of(recipe, **fields):
-        prepared, _ = recipe.prepare(batch.replace(**fields), recipe.init())
-        return batch_metrics(recipe, logp, entropy, prepared)
+    def same(*values):
+        return jnp.tile(jnp.array(values), (2, 1))
 
+    def of(recipe, logp, **fields):
+        found = batch_metrics(recipe, logp, entropy, prepared_by(recipe, batch, **fields))
+        return [float(found[x]) for x in ("pairs", "pair_accuracy", "pair_margin")]
+
+    scores = jnp.array([[-1.0, -2.0, -9.0], [-2.0, -1.0, -9.0]])  # a mean for each token
+    logp = jnp.where(batch.mask, scores[..., None], jnp.nan)
     # The gold response, the best of each group and the least likely here, is in no pair.
-    tpo = of(jr.recipes.tpo(), rewards=jnp.tile(jnp.array([1.0, 0.0, 2.0]), (2, 1)))
-    assert (float(tpo["pairs"]), float(tpo["pair_accuracy"])) == (2.0, 0.5)
-    np.testing.assert_allclose(tpo["pair_margin"], 0.0, atol=1e-6)
+    found = of(jr.recipes.tpo(), logp, rewards=same(1.0, 0.0, 2.0))
+    np.testing.assert_allclose(found, [2.0, 0.5, 0.0], atol=1e-6)
     # The response of the data, here the second, is the better one whatever the rewards are.
-    seppo = of(
-        jr.recipes.seppo(),
-        rewards=jnp.tile(jnp.array([5.0, 0.0, 1.0]), (2, 1)),
-        ref_logp=jnp.where(batch.mask, logp, 0.0) - jnp.array([0.0, 1.0, 0.0])[:, None],
-        extras={"steered": jnp.tile(jnp.array([False, True, False]), (2, 1))},
-    )
-    lengths = batch.mask[:, 1].sum(-1)
-    assert (float(seppo["pairs"]), float(seppo["pair_accuracy"])) == (4.0, 1.0)
-    np.testing.assert_allclose(seppo["pair_margin"], lengths.mean(), rtol=1e-5)
+    ref_logp = jnp.where(batch.mask, logp, 0.0) - jnp.array([0.0, 1.0, 0.0])[:, None]
+    fields = {"ref_logp": ref_logp, "extras": {"steered": same(False, True, False)}}
+    found = of(jr.recipes.seppo(), logp, rewards=same(5.0, 0.0, 1.0), **fields)
+    np.testing.assert_allclose(found, [4.0, 1.0, lengths[:, 1].mean()], rtol=1e-5)
 
-    # Pairs of two sides are those that a loss compares: each rollout of the policy is compared with
-    # the response of the reference, and no other.
-    batch = make_batch(prompts=2, group=3)
+    # Each rollout of the policy is compared with the response of the reference, and no other:
+    # right, right; and wrong, wrong.
     scores = jnp.array([[0.0, -1.0, 2.0], [0.0, 1.0, -3.0]])
-    lengths = batch.mask.sum(-1, keepdims=True)
     logp = jnp.where(batch.mask, scores[..., None] / lengths - 1.0, 0.0)
-    batch = batch.replace(
-        rewards=jnp.tile(jnp.array([0.5, 0.0, 1.0]), (2, 1)),
-        ref_logp=jnp.where(batch.mask, -1.0, 0.0),
-        extras={"steered": jnp.tile(jnp.array([True, False, False]), (2, 1))},
-    )
+    fields = {"ref_logp": jnp.where(batch.mask, -1.0, 0.0), "rewards": same(0.5, 0.0, 1.0)}
+    fields["extras"] = {"steered": same(True, False, False)}
     recipe = jr.recipes.xpo()
     outer = jr.bind(recipe.surrogate, excess=0.5)  # the name is that of a function within
     for surrogate in (recipe.surrogate, outer):
-        method = recipe.replace(surrogate=surrogate)
-        prepared, _ = method.prepare(batch, method.init())
-        found = batch_metrics(method, logp, jnp.zeros(batch.mask.shape), prepared)
-        assert float(found["pairs"]) == 4.0
-        # Right, right; and wrong, wrong.
-        np.testing.assert_allclose(found["pair_accuracy"], 0.5)
-        np.testing.assert_allclose(found["pair_margin"], (1 + 2 - 1 - 3) / 4, atol=1e-5)
+        found = of(recipe.replace(surrogate=surrogate), logp, **fields)
+        np.testing.assert_allclose(found, [4.0, 0.5, (1 + 2 - 1 - 3) / 4], atol=1e-5)
 
 
 def test_two_rules_of_one_function_have_numbers():

@@ -91,13 +91,6 @@ class Pod:
         return "\n".join(log.read_text()[-3000:] for log in self.logs)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The same run on one device of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    return train(dataclasses.replace(config, mesh=MeshConfig(), run_dir=str(folder)))
-
-
 def assert_same_run(folder, alone):
     rows = [row for row in read_jsonl(folder / "metrics.jsonl") if "reward" in row]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -112,70 +105,48 @@ def assert_same_run(folder, alone):
 
 
 @pytest.mark.slow
-def test_two_processes_survive_what_befalls_one_and_train_as_one(tmp_path, alone):
+def test_two_processes_survive_what_befalls_one_and_train_as_one(tmp_path):
     folder = tmp_path / "run"
-    # The first, which chooses and writes, is lost before there is a checkpoint.
+    # One that is told to end takes the other along, after the same step.
     with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
-        pod.wait(lambda: (folder / "metrics.jsonl").exists())
-        pod.processes[0].kill()
-        codes = pod.codes()  # at once, or after the silence: by what the other was doing
-        assert codes[0] == -signal.SIGKILL and codes[1] != 0, pod.text()
-        assert "nothing is resumed; the run starts from step 0" in pod.logs[0].read_text()
-
-    with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
-        pod.until_step(2)
-        pod.processes[1].kill()
-        codes = pod.codes()  # at once, or after the silence: by what the other was doing
-        assert codes[0] != 0 and codes[1] == -signal.SIGKILL, pod.text()
-    left = steps_in(folder / "checkpoints")[-1]
-    assert left < 4
-
-    # Both go on from the one before. One that is told to end takes the other along, after the same
-    # step.
-    damaged = folder / "checkpoints" / f"step_{left:08d}"
-    truncate(damaged)
-    with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
-        pod.wait(damaged.with_suffix(".damaged").exists)
+        pod.until_step(1)
         pod.processes[1].send_signal(signal.SIGTERM)
         codes = pod.codes()
         assert codes[0] == codes[1] and codes[0] >= 0, pod.text()
-        told = f"the one of step {left - 1} is used"
-        assert all(told in log.read_text() for log in pod.logs), pod.text()
-    assert left <= steps_in(folder / "checkpoints")[-1] < 4, pod.text()
+        assert "nothing is resumed; the run starts from step 0" in pod.logs[0].read_text()
+    first = steps_in(folder / "checkpoints")[-1]
+    assert first < 4, pod.text()
 
+    # The first, which chooses and writes, is lost; without it the other ends.
+    with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
+        pod.until_step(first + 1)
+        pod.processes[0].kill()
+        codes = pod.codes()  # at once, or after the silence: by what the other was doing
+        assert codes[0] == -signal.SIGKILL and codes[1] != 0, pod.text()
+
+    # Both go on from the checkpoint before a damaged one.
+    left = steps_in(folder / "checkpoints")[-1]
+    truncate(folder / "checkpoints" / f"step_{left:08d}")
     with Pod(folder, 2, 2, "--resume") as pod:
         assert pod.codes() == [0, 0], pod.text()
-        assert "The checkpoint of step 4" in pod.logs[0].read_text()
-        assert "The checkpoint of step 4" not in pod.logs[1].read_text()
-    assert_same_run(folder, alone)
+        logs = [log.read_text() for log in pod.logs]
+        assert all(f"the one of step {left - 1} is used" in log for log in logs), pod.text()
+        assert "The checkpoint of step 4" in logs[0] and "The checkpoint of step 4" not in logs[1]
+    whole = dataclasses.replace(config, mesh=MeshConfig(), run_dir=str(tmp_path / "alone"))
+    assert_same_run(folder, train(whole))
 
 
 @pytest.mark.slow
-def test_four_processes_with_slots_train_as_one(tmp_path, alone):
-    words = ["--mesh.data", "2", "--mesh.fsdp", "1", "--sampling.slots", "8"]
-    with Pod(tmp_path / "run", 4, 1, *words) as pod:
-        assert pod.codes() == [0, 0, 0, 0], pod.text()
-    assert_same_run(tmp_path / "run", alone)
-
-
-@pytest.mark.of_many
-@pytest.mark.slow
-@pytest.mark.parametrize("slots", [None, "8"])
-def test_two_processes_refill_as_one(tmp_path, slots):
+def test_four_processes_with_slots_refill_and_train_as_one(tmp_path):
     """What a group's rewards decide is decided alike in all processes."""
-    words = ["--mesh.data", "2", "--mesh.fsdp", "1", "--mesh.tensor", "1", "--recipe", "dapo"]
-    words += [] if slots is None else ["--sampling.slots", slots]
-    alone = dataclasses.replace(
-        config, mesh=MeshConfig(), recipe="dapo", run_dir=str(tmp_path / "alone")
-    )
-    if slots is not None:
-        sampling = dataclasses.replace(config.sampling, slots=int(slots))
-        alone = dataclasses.replace(alone, sampling=sampling)
-    one = train(alone)
+    words = ["--mesh.data", "2", "--mesh.fsdp", "1", "--sampling.slots", "8", "--recipe", "dapo"]
+    sampling = dataclasses.replace(config.sampling, slots=8)
+    alone = dataclasses.replace(config, mesh=MeshConfig(), recipe="dapo", sampling=sampling)
+    one = train(dataclasses.replace(alone, run_dir=str(tmp_path / "alone")))
     asked = [row["groups_sampled"] for row in one.history]
     assert max(asked) > config.prompts_per_step
-    with Pod(tmp_path / "run", 2, 1, *words) as pod:
-        assert pod.codes() == [0, 0], pod.text()
+    with Pod(tmp_path / "run", 4, 1, *words) as pod:
+        assert pod.codes() == [0] * 4, pod.text()
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [row["groups_sampled"] for row in rows if "reward" in row] == asked
     assert_same_run(tmp_path / "run", one)
@@ -199,15 +170,9 @@ def test_two_processes_meet_by_the_variables_of_slurm():
     # jax makes its port from the number of the job.
     settings |= {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost,other"}
     settings |= {"SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=settings | {"SLURM_PROCID": str(index)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
+    options, command = {"stdout": subprocess.PIPE, "text": True}, [sys.executable, "-c", code]
+    each = [settings | {"SLURM_PROCID": str(index)} for index in range(2)]
+    started = [subprocess.Popen(command, env=env, **options) for env in each]
     try:
         said = [process.communicate(timeout=PATIENCE)[0] for process in started]
     finally:

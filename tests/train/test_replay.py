@@ -32,27 +32,17 @@ def recipe():
     return jr.recipes.rollout_replay().replace(name="half", collector=collector)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    def run(name, **changes):
-        config = tiny_run(
-            tmp_path_factory.mktemp(name),
-            recipe=recipe(),
-            reward=reward,
-            steps=4,
-            checkpoint=CheckpointConfig(every=1, keep=4),
-            **changes,
-        )
-        return config, train(config)
-
-    return {"rounds": run("rounds"), "slots": run("slots", sampling=SLOTS)}
-
-
-@pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rounds", "slots"])
-def test_half_of_a_batch_is_replayed_with_the_ratio_to_what_sampled_it(runs, name):
-    _, result = runs[name]
+def test_half_of_a_batch_is_replayed_with_the_ratio_to_what_sampled_it(tmp_path):
+    config = tiny_run(
+        tmp_path / "run",
+        recipe=recipe(),
+        reward=reward,
+        steps=4,
+        checkpoint=CheckpointConfig(every=1, keep=4),
+        sampling=SLOTS,
+    )
+    result = train(config)
     first, *later = result.history
     # What was sampled for this batch has the logp of the weights that train.
     assert "rollouts/replayed" not in first and first["sampler_gap_max"] < 1e-4
@@ -68,13 +58,7 @@ def test_half_of_a_batch_is_replayed_with_the_ratio_to_what_sampled_it(runs, nam
     assert len(set(buffer.prompt_ids[filled].tolist())) == filled.sum()
     assert (buffer.items.lengths[filled] > 0).all()
     assert (buffer.items.rewards[filled].std(axis=-1) > 0).all()
-
-
-@pytest.mark.of_many
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["rounds", "slots"])
-def test_a_run_with_a_buffer_resumes_exactly(runs, name, tmp_path):
-    assert_resumes(*runs[name], tmp_path / "run", first=2)
+    assert_resumes(config, result, tmp_path / "again", first=2)
 
 
 def low_and_short(prompt, completion, metadata):

@@ -18,65 +18,30 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 TIERS = jr.bind(curation.tier_messages, template="{question}: {hint}")
 LADDER = curation.hinted(curation.ladder(TIERS))
 BY_RATE = curation.prioritized(learnability)
-
-
-def more_where_mixed(accuracy, counts, max_rollouts):
-    return np.where((accuracy > 0) & (accuracy < 1), max_rollouts - counts, 0)
+REFILL = curation.refill(informative_groups, max_rounds=3)
 
 
 def more_where_failed(accuracy, counts, max_rollouts):
     return np.where(accuracy == 0, max_rollouts - counts, 0)
 
 
-# A collector, the size of its groups, and a metric that is above 0 in a run where it acts.
+EXAMPLES = {
+    "memory": curation.solved_examples(capacity=8, length=4),
+    "text": curation.seeded_message(count=1, threshold=-1.0),
+}
+FORKS = curation.forked(curation.top_entropy_forks, forks=1, branches=2, source=BY_RATE)
+
+# A collector of each way in which a row of a batch is made, the size of its groups, and a metric
+# that is above 0 in a run where it acts. The laws of collectors resume all of them.
 RUNS = {
-    "hinted": (LADDER, 2, "rollouts/hinted"),
-    "levels": (curation.hint_levels(TIERS, low=0.6, high=0.6), 2, None),
-    "prefixed": (curation.prefixed(), 2, "rollouts/hinted"),
-    "mixed": (
-        curation.mixed(
-            (curation.refill(informative_groups, max_rounds=3), 1), (LADDER, 2), (BY_RATE, 1)
-        ),
-        2,
-        "rollouts/hinted",
-    ),
+    "mixed": (curation.mixed((REFILL, 1), (LADDER, 2), (BY_RATE, 1)), 2, "rollouts/hinted"),
     "judged": (curation.judged(), 2, "rollouts/judge"),
-    "downsampled": (curation.downsampled(curation.resample_groups, source=BY_RATE), 2, None),
-    "two_phase": (
-        curation.two_phase(
-            more_where_mixed, max_rollouts=4, memory=curation.remembered_rates(), source=BY_RATE
-        ),
-        2,
-        None,
-    ),
     "seeding": (
-        curation.two_phase(
-            more_where_failed,
-            max_rollouts=4,
-            memory=curation.solved_examples(capacity=8, length=4),
-            text=curation.seeded_message(count=1, threshold=-1.0),
-        ),
+        curation.two_phase(more_where_failed, max_rollouts=4, **EXAMPLES),
         2,
         "rollouts/hinted",
     ),
-    "rollout_gdro": (
-        curation.two_phase(
-            more_where_mixed, max_rollouts=4, memory=curation.rollout_gdro_memory(arms=(2, 4))
-        ),
-        2,
-        None,
-    ),
-    "forked": (
-        curation.forked(curation.top_entropy_forks, forks=1, branches=2, source=BY_RATE),
-        3,
-        None,
-    ),
-    "pruned": (
-        curation.pruned(curation.quality_survivors(warmup=1), limit=2, first=4),
-        2,
-        None,
-    ),
-    "budgeted": (curation.budgeted((1, 4), source=BY_RATE), 2, None),
+    "forked": (FORKS, 3, None),
     "paraphrased": (curation.paraphrased(source=BY_RATE), 2, None),
 }
 

@@ -42,17 +42,9 @@ def plain():
 
 
 def houses():
-    rows = (
-        Prompt(
-            f"house {n}",
-            metadata={
-                "observations": [f"door {k}?" for k in range(3)],
-                "actions": [f"open {k}" for k in range(3)],
-            },
-            id=str(n),
-        )
-        for n in range(10)
-    )
+    turns = {"observations": "door {}?", "actions": "open {}"}
+    metadata = {name: [text.format(k) for k in range(3)] for name, text in turns.items()}
+    rows = (Prompt(f"house {n}", metadata=metadata, id=str(n)) for n in range(10))
     return PromptSet(rows, source="test")
 
 

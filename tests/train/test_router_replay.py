@@ -1,7 +1,6 @@
 """Training takes the experts that the sampler took, in every layout of a batch and in a run."""
 
 import dataclasses
-import itertools
 import math
 
 import jax
@@ -9,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from batch_makers import loaded_batch
+from exact_resume import assert_resumes
 from helpers import make_batch
 from rows import for_each
+from step_makers import moved
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.data import Cursor
 from jaxrl_llm.models import AttentionContext, ExpertsConfig, LayerKind
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora
 from jaxrl_llm.models.sharding import on_mesh
@@ -33,7 +34,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.memory_plan import load_inputs, make_plan
 from jaxrl_llm.train.mesh import place_batch
-from jaxrl_llm.train.rollouts import collect_rollouts, pack_pending, unpack_pending
+from jaxrl_llm.train.rollouts import pack_pending, unpack_pending
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.score_batch import score_batch
 from jaxrl_llm.train.setup import load_experiment
@@ -75,14 +76,6 @@ def rollout(small):
         network, max_new_tokens=7, group_size=4, stop_ids=range(90), record_experts=True
     )
     return jax.tree.map(np.asarray, sample(params, jax.random.key(0), PROMPTS))
-
-
-def moved(params):
-    """Parameters of which a router chooses otherwise than it did."""
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(9), len(leaves))
-    noise = [0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(structure, [x + n for x, n in zip(leaves, noise, strict=True)])
 
 
 def routes_of(network, params, rollout, p, g):
@@ -128,7 +121,7 @@ def test_the_weights_that_sampled_choose_the_same(small, rollout):
 
 @pytest.mark.slow
 def test_other_weights_take_the_experts_of_the_sampler(small, rollout):
-    params, batch, mask = moved(small[1]), batch_of(rollout), rollout.mask
+    params, batch, mask = moved(small[1], seed=9), batch_of(rollout), rollout.mask
     own = logp_of(small, params, batch.replace(experts=None))
     replayed = logp_of(small, params, batch)
     assert np.abs(replayed - own)[mask].max() > 0.01
@@ -149,19 +142,9 @@ def test_other_weights_take_the_experts_of_the_sampler(small, rollout):
 
 @pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("packing", "shared"),
-    [
-        ("flat", 0),
-        *(
-            (packing, shared)
-            for packing, shared in itertools.product(("always", "tree", "flat"), (0, 1))
-            if (packing, shared) != ("flat", 0)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("packing", "shared"), [("flat", 0), ("always", 0), ("tree", 1)])
 def test_every_layout_takes_the_same(small, rollout, packing, shared):
-    params = moved(small[1])
+    params = moved(small[1], seed=9)
     batch = batch_of(rollout)
     if shared:  # then prompts are read before responses
         prompts = batch.prompt_tokens.copy()
@@ -192,7 +175,7 @@ def test_responses_share_a_token_only_with_its_experts(small, rollout):
         batch = batch_of(twins._replace(experts=experts))
         packed, _ = pack_batch(batch, "tree", model=small[0])
         cells.append(int((packed.packing.sources >= 0).sum()))
-        logp = [logp_of(small, moved(small[1]), x) for x in (batch, packed)]
+        logp = [logp_of(small, moved(small[1], seed=9), x) for x in (batch, packed)]
         np.testing.assert_allclose(logp[0][twins.mask], logp[1][twins.mask], atol=2e-5)
     assert cells[0] < cells[1]
 
@@ -225,7 +208,7 @@ def test_a_mesh_takes_the_same(small, sizes, packing):
 def test_routers_and_experts_learn(small, rollout):
     """The step's loss has the derivative of its value, with the experts held."""
     network, params = small
-    params = moved(params)
+    params = moved(params, seed=9)
     recipe = jr.recipes.dr_grpo(length=7)
     batch = batch_of(rollout)
     step = make_step(network, recipe, optax.sgd(1.0), donate=False)
@@ -249,46 +232,31 @@ def test_routers_and_experts_learn(small, rollout):
 
 
 @pytest.mark.slow
-def test_a_reference_chooses(small, rollout):
+def test_a_reference_and_policies_of_earlier_iterations_choose(small, rollout):
     """Of what a step computes, only the policy's numbers depend on the experts."""
     network, params = small
-    recipe = jr.recipes.grpo(kl_coef=0.1).replace(
-        reference=jr.bind(jr.regularizers.ema_reference, rate=0.25)
-    )
-    step = make_step(network, recipe, optax.sgd(1.0), donate=False, minibatches=3)
-    state = init_state(moved(params), optax.sgd(1.0), recipe, key=jax.random.key(0))
+    moving = jr.bind(jr.regularizers.ema_reference, rate=0.25)
+    recipe = jr.recipes.grpo(kl_coef=0.1).replace(reference=moving)
     batch = jax.tree.map(jnp.asarray, batch_of(rollout))
-    with_them, without = (step.prepared(state, x) for x in (batch, batch.replace(experts=None)))
+    step = make_step(network, recipe, optax.sgd(1.0), donate=False, minibatches=3)
+
+    def both(recipe, computed):
+        state = init_state(moved(params, seed=9), optax.sgd(1.0), recipe, key=jax.random.key(0))
+        return [computed(state, x) for x in (batch, batch.replace(experts=None))]
+
+    with_them, without = both(recipe, step.prepared)
     np.testing.assert_allclose(with_them.ref_logp, without.ref_logp, atol=1e-6)
     assert np.abs(with_them.old_logp - without.old_logp).max() > 0.01
-
-
-@pytest.mark.slow
-def test_policies_of_earlier_iterations_choose(small, rollout):
-    network, params = small
-    recipe = jr.recipes.mnpo()
-    state = init_state(moved(params), optax.sgd(1.0), recipe, key=jax.random.key(0))
-    batch = jax.tree.map(jnp.asarray, batch_of(rollout))
-    with_them, without = (
-        score_batch(x, recipe, Scorer(network), state=state)
-        for x in (batch, batch.replace(experts=None))
-    )
+    mnpo = jr.recipes.mnpo()
+    with_them, without = both(mnpo, lambda s, x: score_batch(x, mnpo, Scorer(network), state=s))
     np.testing.assert_array_equal(with_them.extras["earlier_logp"], without.extras["earlier_logp"])
 
 
 @pytest.mark.slow
 def test_slots_record_what_the_sampler_does(small, rollout):
     network, params = small
-    engine = make_engine(
-        network,
-        rows=2,
-        width=3,
-        prompt_length=4,
-        max_new_tokens=7,
-        stop_ids=range(90),
-        chunk=3,
-        record_experts=True,
-    )
+    sizes = {"rows": 2, "width": 3, "prompt_length": 4, "max_new_tokens": 7, "chunk": 3}
+    engine = make_engine(network, **sizes, stop_ids=range(90), record_experts=True)
     generation = Generation(engine, params, key=jax.random.key(0))
     for i, prompt in enumerate(PROMPTS):
         generation.submit(Group(id=i, prompt=prompt, requests=tuple(range(4 * i, 4 * i + 4))))
@@ -324,27 +292,18 @@ def test_an_adapter_keeps_what_a_head_does_not(small):
 
 def run_of(folder, **changes):
     """A run of two optimizer steps a batch, of which the second sees other weights."""
-    options = {
-        "model": model,
-        "recipe": "grpo",
-        "router_replay": True,
-        "minibatches": 2,
-        "steps": 2,
-        "optimizer": OptimizerConfig(learning_rate=3e-2),
-    }
+    options = {"model": model, "recipe": "grpo", "router_replay": True, "minibatches": 2}
+    options |= {"steps": 2, "optimizer": OptimizerConfig(learning_rate=3e-2)}
     return tiny_run(folder, **options | changes)
 
 
-@pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [None, 4])
-def test_a_run_replays_and_resumes(tmp_path, slots):
-    sampling = SamplingConfig(group_size=2, max_new_tokens=4, slots=slots)
+def test_a_run_replays_and_resumes(tmp_path):
     config = run_of(
         tmp_path / "run",
-        sampling=sampling,
-        checkpoint=CheckpointConfig(every=1),
-        lora=LoRAConfig(rank=4) if slots else LoRAConfig(),
+        sampling=SamplingConfig(group_size=2, max_new_tokens=4, slots=4),
+        checkpoint=CheckpointConfig(every=1, keep=2),
+        lora=LoRAConfig(rank=4),
     )
     whole = train(config)
     other = dataclasses.replace(config, run_dir=str(tmp_path / "other"), router_replay=False)
@@ -352,18 +311,11 @@ def test_a_run_replays_and_resumes(tmp_path, slots):
     # The first minibatch of the first batch is that of both, the second is not.
     assert whole.history[0]["reward"] == without.history[0]["reward"]
     assert whole.history[0]["loss"] != without.history[0]["loss"]
-    part = dataclasses.replace(config, run_dir=str(tmp_path / "part"))
-    train(dataclasses.replace(part, steps=1))
-    resumed = train(part, resume=True)
-    leaves = (jax.tree.leaves(x.state.params) for x in (whole, resumed))
-    jax.tree.map(np.testing.assert_array_equal, *map(list, leaves))
+    assert_resumes(config, whole, tmp_path / "again")
 
 
 def test_a_batch_of_a_run_has_the_experts_of_its_tokens(tmp_path):
-    experiment, params = load_experiment(run_of(tmp_path))
-    rollouts = collect_rollouts(
-        experiment, params, jax.random.key(0), Cursor(0, 0), number=0, version=0
-    )
+    experiment, _, rollouts = loaded_batch(run_of(tmp_path))
     batch = rollouts.batch
     assert batch.experts.shape[:3] == batch.mask.shape
     assert batch.experts[batch.mask].min() >= 1 and batch.experts[batch.mask].max() <= 8
@@ -385,13 +337,10 @@ def test_a_plan_counts_the_experts(tmp_path):
     "changes, message",
     [
         ({"model": dense_model}, "router_replay has no effect: the model records no experts"),
-        (
-            {"model": denoising_model, "recipe": "bgpo"},
-            "router_replay has no effect with a denoising model",
-        ),
+        ({"model": denoising_model, "recipe": "bgpo"}, "has no effect with a denoising model"),
         (
             {"recipe": "eggroll", "minibatches": None, "remat": "full"},
-            "router_replay has no effect with 'eggroll', which has no backward pass",
+            "has no effect with 'eggroll', which has no backward pass",
         ),
     ],
 )

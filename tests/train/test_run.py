@@ -148,18 +148,6 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
     assert asked == list(batch["prompts"])
 
 
-@pytest.mark.slow
-def test_a_skipped_first_step_leaves_the_first_state(tmp_path):
-    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(1), max_skipped=1)
-    with pytest.raises(TrainingError, match=r"Step 1 gave loss nan .* is skipped; its batch is in"):
-        train(config)
-    assert (tmp_path / "skipped_step_00000001.npz").is_file()
-    state = train(dataclasses.replace(config, steps=1), resume=True).state
-    assert int(state.step) == 1
-    _, params, _ = config.model()
-    assert_same(state.params, params)
-
-
 class Folder:
     """What is asked of a run's folder."""
 
@@ -332,15 +320,3 @@ def test_a_run_that_has_had_a_signal_goes_on_without_one(tmp_path):
         note(step, values, None, None)
         counts.append((note.in_a_row, note.without_signal))
     assert counts == [(1, 0), (2, 0), (0, 0), *((0, n) for n in range(1, 6)), (1, 0)]
-    graded = []
-
-    def solved_after_a_step(prompt, completion, metadata):
-        graded.append(completion)
-        return len(graded) / 8 if len(graded) <= 8 else 1.0
-
-    lines = []
-    config = tiny_run(tmp_path / "run", reward=solved_after_a_step, max_skipped=2, steps=5)
-    history = train(config, log=lines.append).history
-    assert [row["no_signal"] for row in history] == [0, 1, 1, 1, 1]
-    told = [line for line in lines if "has no signal" in line]
-    assert [line[:6] for line in told] == ["Step 2", "Step 3", "Step 5"] and "(4 in a" in told[2]

@@ -28,54 +28,34 @@ def low(prompt, completion, metadata):
 
 RECIPES = {
     "dots": lambda: jr.recipes.dots(references=3, capacity=8),
-    "dart": lambda: jr.recipes.dart(capacity=8),
     "training_free_grpo": lambda: jr.recipes.training_free_grpo(capacity=4, max_bytes=32),
-    "mpo": jr.recipes.mpo,
 }
 
 
-@pytest.fixture(scope="module", params=RECIPES)
-def whole(request, tmp_path_factory):
-    recipe = RECIPES[request.param]()
-    config = tiny_run(
-        tmp_path_factory.mktemp(request.param),
-        recipe=recipe,
-        reward=low,
-        steps=3,
-        checkpoint=CheckpointConfig(every=1, keep=3),
-    )
-    return request.param, config, train(config)
+def run_of(folder, name, steps, **changes):
+    checkpoint = CheckpointConfig(every=1, keep=steps)
+    options = {"reward": low, "steps": steps, "checkpoint": checkpoint} | changes
+    return tiny_run(folder, recipe=RECIPES[name](), **options)
 
 
 @pytest.mark.of_many
 @pytest.mark.slow
-def test_a_run_resumes_exactly(whole, tmp_path):
-    assert_resumes(*whole[1:], tmp_path / "run")
-
-
-@pytest.mark.of_many
-@pytest.mark.slow
-def test_what_a_run_remembers_is_what_its_method_says(whole):
-    name, config, result = whole
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_run_remembers_is_what_its_method_says_and_it_resumes_exactly(name, tmp_path):
+    config = run_of(tmp_path / "run", name, 3)
+    result = train(config)
     state, history = result.state.collector_state, result.history
     asked = [row["groups_sampled"] for row in history]
     if name == "dots":
         # Three references at the first and the third step; then two of four groups are stored.
         assert asked == [7, 4, 5] and history[2]["rollouts/replayed"] == 4
         assert int(state.drawn_at) == 2 and sorted(state.order) == list(range(10))
-    elif name == "dart":
-        assert state.count.sum() == sum(row["rollouts_sampled"] for row in history) == 24
-        assert (state.pool.order >= 0).any()
-    elif name == "training_free_grpo":
-        library = jr.curation.experience_texts(state)
-        reviews = sum(asked) - 12
-        assert int(state.reviews) == reviews > 0 and 0 < len(library) <= 4
-        first = config.model()[1]
-        jax.tree.map(np.testing.assert_array_equal, result.state.params, first)
-        assert "rollouts/hinted" not in history[0] and history[-1]["rollouts/hinted"] == 8
     else:
-        center = result.state.algo_state.controllers["center"]
-        assert float(center.count) > 0 and float(center.mean) != 0.0
+        library, reviews = jr.curation.experience_texts(state), sum(asked) - 12
+        assert int(state.reviews) == reviews > 0 and 0 < len(library) <= 4
+        jax.tree.map(np.testing.assert_array_equal, result.state.params, config.model()[1])
+        assert "rollouts/hinted" not in history[0] and history[-1]["rollouts/hinted"] == 8
+    assert_resumes(config, result, tmp_path / "again")
 
 
 @pytest.mark.slow
@@ -103,14 +83,8 @@ def test_a_library_that_does_not_reach_an_evaluation_is_named(tmp_path):
 @pytest.mark.slow
 def test_an_evaluation_has_the_library_in_its_prompts(tmp_path, capsys):
     """What a run has learned without weights is in the prompts of its evaluations."""
-    config = tiny_run(
-        tmp_path / "run",
-        recipe=RECIPES["training_free_grpo"](),
-        reward=low,
-        steps=2,
-        checkpoint=CheckpointConfig(every=1, keep=2),
-        evaluation=EvaluationConfig(samples=2),
-    )
+    evaluation = EvaluationConfig(samples=2)
+    config = run_of(tmp_path / "run", "training_free_grpo", 2, evaluation=evaluation)
     result = train(config)
     rows = [row["held_out"] for row in result.history if "held_out" in row]
     experiment, params = load_experiment(config)
@@ -127,9 +101,8 @@ def test_an_evaluation_has_the_library_in_its_prompts(tmp_path, capsys):
     now, _ = experiment.evaluate(params, result.state.key, collector_state=state)
     assert all(first in text for text in sent[0])
     assert now["greedy"].mean == rows[-1]["greedy"]["mean"]
-    before, _ = experiment.evaluate(
-        params, result.state.key, collector_state=experiment.collector.init(10)
-    )
+    empty = experiment.collector.init(10)
+    before, _ = experiment.evaluate(params, result.state.key, collector_state=empty)
     assert not any(first in text for text in sent[1])
     assert before["greedy"].mean == rows[0]["greedy"]["mean"]
     restored = Checkpoints(tmp_path / "run" / "checkpoints", model=experiment.model)
