@@ -1,3 +1,8 @@
+"""Adapters: W + scale A B, where A and B alone train, and the base is its own reference.
+
+[[1, 2], [3, 4], [5, 6]] + 0.5 [[1], [0], [2]] [[3, -1]] = [[2.5, 1.5], [3, 4], [8, 5]]
+"""
+
 import dataclasses
 
 import jax
@@ -8,6 +13,7 @@ import pytest
 from helpers import make_batch
 from jax.sharding import PartitionSpec as P
 from rows import for_each
+from step_makers import arrays_of, assert_close, moved
 from test_checkpoint import assert_same
 from tiny_run import low_bytes, tiny_run
 
@@ -40,22 +46,10 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 CONFIG = LoRAConfig(rank=4)
 
 
-def moved(adapter, seed=0, size=0.1):
-    """An adapter whose B is no longer zero."""
-    leaves, tree = jax.tree.flatten(adapter)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    noise = [size * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(tree, [x + n for x, n in zip(leaves, noise, strict=True)])
-
-
 @pytest.fixture(scope="module")
 def tiny():
     model, params = tiny_model(num_layers=1)
     return model, params, adapted_model(model, CONFIG), moved(init_lora(params, CONFIG))
-
-
-def assert_close(a, b, atol=2e-5):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
 
 
 def hidden(model, params, **options):
@@ -84,7 +78,6 @@ def test_an_adapter_is_a_change_of_the_weights(tiny):
     assert np.abs(hidden(policy, Adapted(params, adapter)) - plain).max() > 0.01
 
     # Merged parameters compute the same.
-    model, params, policy, adapter = tiny
     merged = merge_lora(Adapted(params, adapter), CONFIG)
     assert_close(hidden(model, merged), hidden(policy, Adapted(params, adapter)))
 
@@ -97,6 +90,9 @@ def test_what_a_layer_gets_does_not_depend_on_the_other_targets(tiny):
     assert_same(part["mlp"]["up"], whole["mlp"]["up"])
     other = init_lora(params, LoRAConfig(rank=4, seed=1))["layers"]["0"]
     assert not np.array_equal(other["mlp"]["up"]["a"], whole["mlp"]["up"]["a"])
+    adapter = init_lora(tiny_model(num_layers=2)[1], LoRAConfig(rank=4, targets=("q$",)))
+    first, second = (adapter["layers"][n]["attention"]["q"]["a"] for n in "01")
+    assert not np.allclose(first, second)  # layers of equal shape
     a = init_lora({"x": {"kernel": jnp.zeros((400, 100))}}, LoRAConfig(rank=50, targets=("x",)))
     np.testing.assert_allclose(np.std(a["x"]["a"]), 400**-0.5, rtol=0.02)
 
@@ -104,14 +100,8 @@ def test_what_a_layer_gets_does_not_depend_on_the_other_targets(tiny):
 @for_each(
     "options, message",
     [
-        (
-            {"rank": 4, "targets": ("mlp", "head")},
-            "'head' in targets matches no linear lay",
-        ),
-        (
-            {"rank": 17, "targets": ("attention",)},
-            "rank 17 is above the 16 that the matrix layers/0/att",
-        ),
+        ({"rank": 4, "targets": ("mlp", "head")}, "'head' in targets matches no linear lay"),
+        ({"rank": 17, "targets": ("attention",)}, "rank 17 is above the 16 that the matrix layer"),
         ({"rank": 33}, "rank 33 is above the 32 that the largest matrix of the default"),
         ({}, "init_lora: the configuration has no rank"),
     ],
@@ -170,16 +160,14 @@ def test_layers_in_a_list_have_no_adapter_and_none_is_left_out(kind):
 
 def test_the_adapter_alone_trains_and_takes_no_other(tiny):
     # The optimizer has the adapter alone.
-    _, params, _, adapter = tiny
-    state = init_state(
-        Adapted(params, adapter), optax.adamw(1e-3), jr.recipes.rloo(), key=jax.random.key(0)
-    )
+    model, params, policy, adapter = tiny
+    adapted, key = Adapted(params, adapter), jax.random.key(0)
+    state = init_state(adapted, optax.adamw(1e-3), jr.recipes.rloo(), key=key)
     numbers = sum(x.size for x in jax.tree.leaves(adapter))
     assert sum(x.size for x in jax.tree.leaves(state.opt_state)) == 2 * numbers + 1
     assert jax.tree.structure(state.policy) == jax.tree.structure(Adapted(params, adapter))
 
     # A model with an adapter has no other.
-    model, params, policy, adapter = tiny
     with pytest.raises(ValueError, match="takes no further delta"):
         hidden(policy, Adapted(params, adapter), delta={})
     with pytest.raises(ValueError, match="without a rank there is no adapter"):
@@ -195,7 +183,7 @@ def test_what_samples_is_what_is_trained(dtype):
     params = params._replace(adapter=moved(params.adapter, size=0.1))
     sample = jr.rollout.make_sampler(policy, max_new_tokens=6, group_size=4)
     rollout = sample(params, jax.random.key(0), [[1, 2, 3], [4], [5, 6]])
-    arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+    arrays = arrays_of(rollout)
     logp, _ = jax.jit(lambda p: jr.train.score(policy, p, *arrays))(params)
     gap = np.abs(logp - rollout.behavior_logp).max()
     assert gap < (1e-5 if dtype == "float32" else 0.1)
@@ -203,29 +191,27 @@ def test_what_samples_is_what_is_trained(dtype):
     assert np.abs(plain - rollout.behavior_logp).max() > 10 * gap
 
 
-def one_step(tiny, optimizer, *, mesh=None, recipe=None, batch=None, **options):
+def one_step(tiny, *, mesh=None, **options):
     _, params, policy, adapter = tiny
-    recipe = jr.recipes.rloo() if recipe is None else recipe
+    recipe, optimizer = jr.recipes.rloo(), optax.sgd(1.0)
     if mesh is not None:
         params, adapter = (shard(x, param_shardings(x, mesh)) for x in (params, adapter))
     state = init_state(
         Adapted(params, adapter), optimizer, recipe, key=jax.random.key(0), mesh=mesh
     )
     step = make_step(policy, recipe, optimizer, mesh=mesh, **options)
-    batch = make_batch() if batch is None else batch
-    return state, *step(state, place_batch(batch, mesh))
+    return state, *step(state, place_batch(make_batch(), mesh))
 
 
 @pytest.mark.slow
 def test_one_step_is_the_gradient_of_the_factors(tiny):
     model, params, _, adapter = tiny
     recipe, batch = jr.recipes.rloo(), make_batch()
-    before, state, metrics = one_step(tiny, optax.sgd(1.0), microbatches=2)
+    before, state, metrics = one_step(tiny, microbatches=2)
 
     def loss(adapter):  # through the weights, which the step never makes
-        arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
         merged = merge_lora(Adapted(params, adapter), CONFIG)
-        logp, _ = jr.train.score(model, merged, *arrays)
+        logp, _ = jr.train.score(model, merged, *arrays_of(batch))
         return recipe.loss(logp, recipe.prepare(batch, recipe.init())[0])
 
     gradient = jax.jit(jax.grad(loss))(adapter)
@@ -239,9 +225,9 @@ def test_one_step_is_the_gradient_of_the_factors(tiny):
 
 @pytest.mark.slow
 def test_a_mesh_changes_nothing(tiny):
-    _, one, metrics = one_step(tiny, optax.sgd(1.0))
+    _, one, metrics = one_step(tiny)
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
-    _, many, mesh_metrics = one_step(tiny, optax.sgd(1.0), mesh=mesh)
+    _, many, mesh_metrics = one_step(tiny, mesh=mesh)
     assert_close(one.params, jax.device_get(many.params))
     np.testing.assert_allclose(metrics["loss"], mesh_metrics["loss"], atol=1e-6)
     up = many.params["layers"]["0"]["mlp"]["up"]
@@ -265,16 +251,20 @@ LORA = LoRAConfig(rank=4, alpha=16.0)
 SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
 
 
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    folder, log = tmp_path_factory.mktemp("lora"), []
+def logged_run(folder):
+    """A run whose reward logs what it grades."""
+    log = []
 
     def reward(*given):
         log.append(given[:2])
         return low_bytes(*given)
 
-    lines = []
-    config = tiny_run(folder, lora=LORA, recipe="grpo", reward=reward, sampling=SLOTS)
+    return tiny_run(folder, lora=LORA, recipe="grpo", reward=reward, sampling=SLOTS), log
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    lines, (config, log) = [], logged_run(tmp_path_factory.mktemp("lora"))
     return train(config, log=lines.append), log, lines
 
 
@@ -303,13 +293,7 @@ def test_the_reference_is_the_base_itself(tmp_path):
 @pytest.mark.slow
 def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp_path):
     expected, expected_log, _ = whole_run
-    log = []
-
-    def reward(*given):
-        log.append(given[:2])
-        return low_bytes(*given)
-
-    config = tiny_run(tmp_path, lora=LORA, recipe="grpo", reward=reward, sampling=SLOTS)
+    config, log = logged_run(tmp_path)
     train(dataclasses.replace(config, steps=3))
     done = train(config, resume=True)
     assert_same(done.state, expected.state)
@@ -333,10 +317,3 @@ def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp
     refused("was made with lora .*alpha=16.0.*alpha=8.0", lora=other)
     refused("belongs to another model or adapter", lora=LoRAConfig())
     refused("the frozen parameters differ", model=other_model)
-
-
-def test_layers_of_equal_shape_have_different_adapters():
-    _, params = jr.testing.tiny_model(num_layers=2)
-    adapter = jr.train.init_lora(params, jr.train.LoRAConfig(rank=4, targets=("q$",)))
-    first, second = (adapter["layers"][n]["attention"]["q"]["a"] for n in "01")
-    assert not np.allclose(first, second)

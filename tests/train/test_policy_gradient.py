@@ -20,7 +20,6 @@ from step_makers import (
     OPTIMIZER,
     arrays_of,
     assert_close,
-    distance,
     one_layer,
     run,
     sgd,
@@ -204,31 +203,6 @@ def test_gap_to_the_sampler_is_of_the_policy_before_its_first_update():
         _, metrics, _ = run(recipe, batch, optimizer=sgd(1.0), **options)
         assert float(metrics["sampler_gap_max"]) < 1e-5
         np.testing.assert_allclose(metrics["sampler_ess"], 1.0, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_the_kl_term_of_drpo_is_that_of_each_update():
-    """None in the first; then the coefficient follows the rows of the update, in any parts."""
-    batch, options = make_batch(prompts=4), {"length": 5, "kl_estimator": "k3"}
-    recipe = jr.recipes.drpo_len(**options)
-    free = jr.recipes.drpo_len(**options, beta=0.0)
-    once = [run(r, batch, optimizer=sgd(0.01))[0].params for r in (recipe, free)]
-    jax.tree.map(np.testing.assert_array_equal, *once)
-    twice = [run(r, batch, optimizer=sgd(0.01), epochs=2)[0].params for r in (recipe, free)]
-    assert distance(*twice) > 1e-4
-    parts = run(recipe, batch, optimizer=sgd(0.01), epochs=2, microbatches=2)[0].params
-    assert distance(parts, twice[0]) < 1e-5 < distance(twice[0], once[0])
-    # By hand, in float64: the divergence is a mean over tokens, its coefficient that of the hinge.
-    model, params = one_layer()
-    old_logp = shared_scorer(model)(params, batch)
-    recipe = jr.recipes.drpo_len(length=5)
-    ready, _ = recipe.prepare(batch.replace(old_logp=old_logp), recipe.init())
-    logp = old_logp + 0.01 * (jnp.sin(jnp.arange(old_logp.size)) - 0.5).reshape(old_logp.shape)
-    # A first step has no such term.
-    loss = recipe.loss(logp, recipe.measure(ready, logp)) - recipe.loss(logp, ready)
-    moved = np.float64(old_logp - logp)[np.asarray(ready.mask)].mean()
-    np.testing.assert_allclose(loss, max(1e3 * (moved - 1e-4), 0) * moved, rtol=1e-3)
-    assert moved > 1e-4
 
 
 @pytest.mark.of_many
@@ -910,16 +884,17 @@ def test_capo_takes_adams_curvature_at_the_rate_of_each_update():
 
 
 @pytest.mark.slow
-def test_capo_on_a_mesh_and_in_packed_rows():
-    batch, results = make_batch(prompts=8, length=4), []
-    rows, _ = jr.train.pack_batch(jax.tree.map(np.asarray, batch), "always", model=one_layer()[0])
-    for data, mesh in ((batch, None), (rows, None), (batch, make_mesh(data=4, fsdp=2))):
-        _, state, step = capo_run(1e-3, mesh=mesh)
-        state, _ = step(state, place_batch(data, mesh))
-        results.append(state.algo_state.rules["step_effects"])
-    assert float(jnp.abs(results[0].mu).max()) > 1e-3 and int(results[0].count) == 1
-    assert_close(results[0], results[1])
-    assert_close(results[0], jax.tree.map(np.asarray, results[2]))
+def test_capo_on_a_mesh_in_packed_rows():
+    batch, mesh, results = make_batch(prompts=8, length=4), make_mesh(data=4, fsdp=2), []
+    host, model = jax.tree.map(np.asarray, batch), one_layer()[0]
+    rows, _ = jr.train.pack_batch(host, "always", model=model, shards=8)
+    assert rows.packing is not None
+    for data, devices in ((batch, None), (rows, mesh)):
+        _, state, step = capo_run(1e-3, mesh=devices)
+        state, _ = step(state, place_batch(data, devices))
+        results.append(jax.tree.map(np.asarray, state.algo_state.rules["step_effects"]))
+    assert np.abs(results[0].mu).max() > 1e-3 and int(results[0].count) == 1
+    assert_close(*results)
 
 
 def test_what_a_rule_of_the_optimizer_needs_is_named():

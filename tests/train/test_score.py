@@ -1,4 +1,10 @@
-"""Scores of a batch; what all its prompts begin with is computed once."""
+"""Scores of a batch: of each token, its log-probability and the entropy before it.
+
+    logp[p, g, t] = log softmax(z / temperature)[token],  z = logits after the prompt and tokens < t
+
+Prompts are read once for their responses, and what all prompts share once. Rows may be packed, form
+a tree, or hold several prompts: values and gradients are those of a row for each response.
+"""
 
 import functools
 import sys
@@ -9,7 +15,9 @@ import numpy as np
 import optax
 import pytest
 from helpers import make_batch
+from on_meshes import mesh_of
 from rows import for_each
+from step_makers import arrays_of
 
 import jaxrl_llm as jr
 from jaxrl_llm.core.flat_packing import plan_flat
@@ -25,35 +33,35 @@ from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.score_batch import mismatched, score_batch, score_visits
 
-SLOW = [pytest.mark.slow, pytest.mark.of_many]
+
+def log_softmax(model, params, before, targets, *, temperature, size):
+    """Over the vocabulary ``[T, V]`` before each target: one row alone, a softmax in float64."""
+    row, start, end = np.zeros(size, np.int32), len(before), len(before) + len(targets)
+    row[:end] = [*before, *targets]  # padded behind, so that one compiled program serves all rows
+    tokens = jnp.asarray(row)[None, None]
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    positions = jnp.arange(size, dtype=jnp.int32)[None, None]
+    hidden = np.float64(_forward(model.apply, params, tokens, positions, context)[0, 0])
+    logits = hidden[start - 1 : end - 1] @ np.float64(model.output_matrix(params)).T / temperature
+    return logits - np.logaddexp.reduce(logits, -1, keepdims=True)
+
+
+def kept_of(batch, p, g):
+    """The tokens of a prompt, and of a response."""
+    prompt = np.asarray(batch.prompt_tokens[p])[np.asarray(batch.prompt_mask[p])]
+    return prompt, np.asarray(batch.tokens[p, g])[np.asarray(batch.mask[p, g])]
 
 
 def plain_score(model, params, batch, *, temperature):
-    """Each response after its own copy of the prompt, one forward pass a row, float64 softmax."""
-    logp = np.zeros(batch.tokens.shape)
-    entropy = np.zeros(batch.tokens.shape)
-    table = np.asarray(model.output_matrix(params), np.float64)
+    """Each response after its own copy of the prompt."""
+    logp, entropy = np.zeros((2, *batch.tokens.shape))
     for p, g in np.ndindex(batch.tokens.shape[:2]):
-        prompt = np.asarray(batch.prompt_tokens[p])[np.asarray(batch.prompt_mask[p])]
-        response = np.asarray(batch.tokens[p, g])[np.asarray(batch.mask[p, g])]
-        # Padded behind, so that one compiled program serves all rows.
-        row = np.zeros(16, np.int32)
-        row[: len(prompt) + len(response)] = np.concatenate([prompt, response])
-        hidden = forward(model, params, jnp.asarray(row))
-        start = len(prompt) - 1
-        logits = np.asarray(hidden, np.float64)[start : start + len(response)] @ table.T
-        logits /= temperature
-        log_p = logits - np.logaddexp.reduce(logits, -1, keepdims=True)
-        logp[p, g, : len(response)] = log_p[np.arange(len(response)), response]
-        entropy[p, g, : len(response)] = -np.sum(np.exp(log_p) * log_p, -1)
+        prompt, response = kept_of(batch, p, g)
+        n, options = len(response), {"temperature": temperature, "size": 16}
+        log_p = log_softmax(model, params, prompt, response, **options)
+        logp[p, g, :n] = log_p[np.arange(n), response]
+        entropy[p, g, :n] = -np.sum(np.exp(log_p) * log_p, -1)
     return logp, entropy
-
-
-def forward(model, params, row):
-    tokens = row[None, None]
-    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
-    positions = jnp.arange(len(row), dtype=jnp.int32)[None, None]
-    return _forward(model.apply, params, tokens, positions, context)[0, 0]
 
 
 _forward = jax.jit(lambda apply, *args: apply(*args)[0], static_argnums=0)
@@ -96,18 +104,13 @@ def test_an_answer_is_read_where_the_next_turn_begins():
     batch = batch.replace(extras=extras)
     scorer = Scorer(model, 0.7)
     out = np.asarray(jax.jit(scorer.answers)(params, batch))
-    expected, table = np.zeros((P, G, 3)), np.asarray(model.output_matrix(params), np.float64)
+    expected = np.zeros((P, G, 3))
     for p, g, k in np.ndindex(P, G, 3):
-        prompt = np.asarray(batch.prompt_tokens[p])[np.asarray(batch.prompt_mask[p])]
-        ids = turn_ids[p, g]
+        (prompt, _), ids = kept_of(batch, p, g), turn_ids[p, g]
         end = next((t for t in range(T) if ids[t] == k), np.flatnonzero(ids >= 0)[-1] + 1)
         answer = answers[p, : lengths[p]]
         before = [*prompt, *np.asarray(batch.tokens[p, g])[:end], *frames[p]]
-        row = np.zeros(32, np.int32)
-        row[: len(before) + len(answer)] = [*before, *answer]
-        hidden = np.asarray(forward(model, params, jnp.asarray(row)), np.float64)
-        logits = hidden[len(before) - 1 :][: len(answer)] @ table.T / 0.7
-        log_p = logits - np.logaddexp.reduce(logits, -1, keepdims=True)
+        log_p = log_softmax(model, params, before, answer, temperature=0.7, size=32)
         expected[p, g, k] = log_p[np.arange(len(answer)), answer].mean()
     np.testing.assert_allclose(out, expected, atol=2e-5)
     assert np.ptp(out, axis=-1)[:-1].min() > 1e-3
@@ -122,13 +125,10 @@ def test_an_answer_is_read_where_the_next_turn_begins():
     np.testing.assert_allclose(on_devices(params, batch), out, atol=2e-5)
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=SLOW), 0.7])
-def test_equals_one_row_at_a_time(temperature):
-    model, params = tiny_model()
-    batch = make_batch()
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+def test_equals_one_row_at_a_time():
+    (model, params), batch, temperature = tiny_model(), make_batch(), 0.7
     scorer = jax.jit(lambda p, *x: score(model, p, *x, temperature=temperature, chunk_size=7))
-    logp, entropy = scorer(params, *arrays)
+    logp, entropy = scorer(params, *arrays_of(batch))
     expected_logp, expected_entropy = plain_score(model, params, batch, temperature=temperature)
     np.testing.assert_allclose(logp, expected_logp, atol=2e-5)
     np.testing.assert_allclose(entropy, expected_entropy, atol=2e-5)
@@ -165,8 +165,7 @@ def test_equals_the_padded_form_in_value_and_gradient():
     batch = make_batch(prompts=3, group=4)
     batch = batch.replace(mask=batch.mask.at[1, 2].set(False).at[2, 0].set(False))
     assert len(set(np.asarray(batch.prompt_mask).sum(-1).tolist())) == 3
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    shared = weighted(lambda p: score(model, p, *arrays), batch)
+    shared = weighted(lambda p: score(model, p, *arrays_of(batch)), batch)
     padded = weighted(lambda p: score_rows(p, batch, network=model), batch)
     want = padded(params)
     got = expect_alike(shared(params), want)
@@ -200,21 +199,6 @@ def packed_batch():
     return batch.replace(mask=jnp.asarray(mask), packing=packing)
 
 
-@pytest.mark.slow
-def test_equals_packed_rows_in_value_and_gradient():
-    model, params = tiny_model()
-    batch = packed_batch()
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    # Another token in every cell that holds none, and behind every response.
-    last = batch.mask[..., ::-1].cumsum(-1)[..., ::-1] > 0
-    junk = (batch.prompt_tokens, batch.prompt_mask, jnp.where(last, batch.tokens, -7), batch.mask)
-    shared = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
-    options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
-    packed = weighted(lambda p: score(model, p, *junk, **options), batch)
-    want = shared(params)
-    expect_alike(packed(params), want)
-
-
 def tree_batch():
     """The packed batch, where responses begin alike, one of them twice, one with another mask."""
     batch = packed_batch()
@@ -228,25 +212,6 @@ def tree_batch():
     return batch.replace(tokens=arrays[0], mask=arrays[1], packing=arrays[2])
 
 
-@pytest.mark.of_many
-@pytest.mark.slow
-@pytest.mark.parametrize("takes_prompts", [True, False])
-def test_a_tree_equals_a_row_each_in_value_and_gradient(takes_prompts):
-    model, params = tiny_model()
-    model = model._replace(takes_prompts=takes_prompts)
-    batch = tree_batch()
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    apart = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
-    options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
-    tree = weighted(lambda p: score(model, p, *arrays, **options), batch)
-    want = apart(params)
-    expect_alike(tree(params), want)
-    if takes_prompts:
-        mesh = make_mesh(data=2, fsdp=4)
-        on_devices = on_mesh(lambda p: score(model, p, *arrays, **options), mesh)
-        expect_alike(weighted(on_devices, batch)(params), want)
-
-
 def flat_batch(**options):
     """The tree's batch with a prompt that begins like another one and one of a single token."""
     batch = tree_batch()
@@ -257,26 +222,40 @@ def flat_batch(**options):
     return batch.replace(prompt_tokens=prompts, prompt_mask=kept, packing=flat)
 
 
+def spread_batch():
+    return flat_batch(span=1, shards=3)
+
+
+WINDOW = {"layers": (LayerKind(window=4), LayerKind(rotary=False)), "num_layers": 2}
+
+
 @pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "window"])
-def test_rows_of_several_prompts_equal_a_row_each_in_value_and_gradient(kind):
-    layers = (LayerKind(window=4), LayerKind(rotary=False)) if kind == "window" else None
-    model, params = tiny_model(num_layers=2, layers=layers)
-    batch = flat_batch()
-    assert len(batch.packing.sources) < len(batch.tokens)
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    apart = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
+@pytest.mark.parametrize(
+    ("make", "parts", "takes_prompts", "sizes"),
+    [
+        (packed_batch, {}, True, {}),
+        (tree_batch, {}, False, {}),
+        (tree_batch, {}, True, {"data": 2, "fsdp": 4}),
+        (flat_batch, WINDOW, True, {}),
+        (spread_batch, {}, True, {"fsdp": 3}),
+    ],
+)
+def test_any_rows_equal_a_row_each_in_value_and_gradient(make, parts, takes_prompts, sizes):
+    model, params = tiny_model(**parts)
+    model, batch = model._replace(takes_prompts=takes_prompts), make()
+    apart = weighted(lambda p: score(model, p, *arrays_of(batch), temperature=0.7), batch)
     options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
-    flat = weighted(lambda p: score(model, p, *arrays, **options), batch)
-    want = apart(params)
-    expect_alike(flat(params), want)
-    if kind == "plain":
-        packing = flat_batch(span=1, shards=3).packing
-        assert len(packing.sources) == 3
-        mesh = make_mesh(fsdp=3, devices=jax.devices()[:3])
-        spread = on_mesh(lambda p: score(model, p, *arrays, **options | {"packing": packing}), mesh)
-        expect_alike(weighted(spread, batch)(params), want)
+    # Another token in every cell of a packed row that holds none, and behind every response.
+    last = batch.mask[..., ::-1].cumsum(-1)[..., ::-1] > 0
+    tokens = jnp.where(last, batch.tokens, -7) if make is packed_batch else batch.tokens
+    arrays = arrays_of(batch.replace(tokens=tokens))
+    rows = on_mesh(lambda p: score(model, p, *arrays, **options), mesh_of(sizes))
+    expect_alike(weighted(rows, batch)(params), apart(params))
+    if make is spread_batch:
+        assert len(batch.packing.sources) == 3
+    if make is flat_batch:
+        assert len(batch.packing.sources) < len(batch.tokens)
 
 
 @pytest.mark.slow
@@ -295,7 +274,8 @@ def test_statistics_of_a_tree_read_the_rows_of_each_response():
     np.testing.assert_array_equal(got["mine"], jnp.where(batch.mask, batch.extras["x"], 0))
 
 
-PACKING = packed_batch().packing
+PACKING, TREE = packed_batch().packing, tree_batch().packing
+SHORT = PACKING._replace(starts=PACKING.starts[:, :3])
 
 
 @for_each("takes_prompts", [True, False])
@@ -305,21 +285,13 @@ PACKING = packed_batch().packing
         ({"prompts": 2}, {}, r"score: prompt_tokens \(2, 6\) and tokens \(3, 4, 6\)"),
         ({}, {"shared_prefix_len": -1}, "score: shared_prefix_len must not be negative; got -1"),
         ({}, {"shared_prefix_len": 6}, "score: shared_prefix_len must be below the 6 tokens of a"),
-        (
-            {"reads_segments": False},
-            {"packing": PACKING},
-            "score: packing needs a model whose reads_segments",
-        ),
+        ({"reads_segments": False}, {"packing": PACKING}, "needs a model whose reads_segments"),
         (
             {"reads_trees": False},
-            {"packing": tree_batch().packing},
+            {"packing": TREE},
             "score: a Tree needs a model whose reads_trees",
         ),
-        (
-            {},
-            {"packing": PACKING._replace(starts=PACKING.starts[:, :3])},
-            r"score: packing.starts must have shape \(3, 4\)",
-        ),
+        ({}, {"packing": SHORT}, r"score: packing.starts must have shape \(3, 4\)"),
     ],
 )
 def test_bad_inputs_are_named(takes_prompts, changes, options, message):
@@ -394,15 +366,8 @@ def test_scores_and_gradients_are_those_of_whole_prompts(tiny):
     weights = rng.normal(size=mask.shape)
 
     def loss(params, shared_prefix_len, remat):
-        logp, entropy = score(
-            model,
-            params,
-            *_padded(),
-            tokens,
-            mask,
-            shared_prefix_len=shared_prefix_len,
-            remat=remat,
-        )
+        options = {"shared_prefix_len": shared_prefix_len, "remat": remat}
+        logp, entropy = score(model, params, *_padded(), tokens, mask, **options)
         return jnp.sum(weights * (logp + entropy)), (logp, entropy)
 
     grad = jax.jit(jax.grad(loss, has_aux=True), static_argnums=(1, 2))
@@ -410,8 +375,7 @@ def test_scores_and_gradients_are_those_of_whole_prompts(tiny):
     for remat in ("none", "full"):
         got, found = grad(params, COMMON, remat)
         np.testing.assert_allclose(found, out, rtol=1e-5, atol=1e-5)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(b))) + 1e-8)
+        expect_equal(got, wanted)
 
 
 def test_what_prompts_share_is_computed_once(tiny):
@@ -482,8 +446,7 @@ def split_context(batch, cuts):
 
 @pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("most", [1, 2, 4])
+@pytest.mark.parametrize(("most", "packed"), [(1, False), (2, True)])
 def test_context_in_front_of_a_response_is_context_wherever_it_is_cut(most, packed):
     model, params = tiny_model(num_layers=1)
     batch = make_batch(prompts=4, group=3, prompt_length=6)
@@ -499,8 +462,7 @@ def test_context_in_front_of_a_response_is_context_wherever_it_is_cut(most, pack
     weights = jnp.asarray(np.random.default_rng(0).normal(size=batch.mask.sum()), jnp.float32)
 
     def loss(params, each, at, packing=None):
-        arrays = (each.prompt_tokens, each.prompt_mask, each.tokens, each.mask)
-        logp, entropy = score(model, params, *arrays, packing=packing)
+        logp, entropy = score(model, params, *arrays_of(each), packing=packing)
         return jnp.sum(weights * logp[at]) + jnp.sum(entropy[at]), logp[at]
 
     grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
