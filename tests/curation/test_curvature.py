@@ -1,9 +1,11 @@
 """CAPO: worked numbers, the exact KL of a step, and Adam's direction against optax."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from cheap import close, equal
 from compiled_curation import capo_mask, capo_scores, capo_selection, sum_pi_cubed
 from rows import for_each
 
@@ -13,39 +15,27 @@ H, PI = np.array([1.0, 2.0]), np.array([0.7, 0.2, 0.1])
 
 
 def worked(**options):
-    lead = {"learning_rate": 0.01} | options
-    scores = capo_scores(
-        jnp.array([H], jnp.float32),
-        jnp.array([PI], jnp.float32),
-        jnp.array([0]),
-        jnp.array([1.5]),
-        jnp.ones(1, bool),
-        **lead,
-    )
+    token = (jnp.array([H]), jnp.array([PI]), jnp.array([0]), jnp.array([1.5]), jnp.ones(1, bool))
+    scores = capo_scores(*token, **{"learning_rate": 0.01} | options)
     return float(scores.objective[0]), float(scores.policy[0])
 
 
 def test_worked_numbers():
-    # Worked numbers.
     objective, policy = worked()
-    np.testing.assert_allclose(policy, 5.5125e-5, rtol=1e-5)
-    np.testing.assert_allclose(objective, 0.0156369, rtol=1e-5)
-    np.testing.assert_allclose(worked(fisher="full")[1], 1.305e-4, rtol=1e-4)
-    np.testing.assert_allclose(worked(learning_rate=0.02)[1], 4 * policy, rtol=1e-5)
+    close(policy, 5.5125e-5, rtol=1e-5)
+    close(objective, 0.0156369, rtol=1e-5)
+    close(worked(fisher="full")[1], 1.305e-4, rtol=1e-4)
+    close(worked(learning_rate=0.02)[1], 4 * policy, rtol=1e-5)
 
     # Full fisher is the kl of the step.
-    u = 1.5 * (H @ H) * (np.eye(3)[0] - PI)
-    new = PI * np.exp(0.01 * u)
-    new /= new.sum()
-    exact = np.sum(PI * np.log(PI / new))
-    np.testing.assert_allclose(exact, 1.2985e-4, rtol=1e-3)
-    np.testing.assert_allclose(worked(fisher="full")[1], exact, rtol=1e-2)
+    new = PI * np.exp(0.01 * 1.5 * (H @ H) * (np.eye(3)[0] - PI))
+    exact = np.sum(PI * np.log(PI / (new / new.sum())))
+    close(exact, 1.2985e-4, rtol=1e-3)
+    close(worked(fisher="full")[1], exact, rtol=1e-2)
 
     # Sum of cubes.
     logits = jnp.log(jnp.array([[0.7, 0.2, 0.1]])) + 3.0
-    np.testing.assert_allclose(
-        sum_pi_cubed(logits.astype(jnp.float32), jnp.array([1])), [0.352], rtol=1e-5
-    )
+    close(sum_pi_cubed(logits, jnp.array([1])), [0.352], rtol=1e-5)
     assert sum_pi_cubed(logits.astype(jnp.bfloat16), jnp.array([1])).dtype == jnp.float32
 
 
@@ -95,71 +85,27 @@ def state(seed=1, vocabulary=5, width=4, count=7):
 def test_equals_the_float64_reference(optimizer, fisher):
     arrays = batch()
     hidden, probs, actions, advantages, mask = arrays
-    moments = state() if optimizer == "adam" else None
-    function = jax.jit(
-        lambda *x: capo_scores(*x, learning_rate=0.03, fisher=fisher, moments=moments)
-    )
-    scores = function(*arrays)
-    step = (
-        (lambda g: g)
-        if moments is None
-        else adam(np.float64(moments.mu), np.float64(moments.nu), 7)
-    )
+    moments, step = None, lambda g: g
+    if optimizer == "adam":
+        moments = state()
+        step = adam(np.float64(moments.mu), np.float64(moments.nu), 7)
+    scores = capo_scores(*arrays, learning_rate=0.03, fisher=fisher, moments=moments)
     for place in np.ndindex(mask.shape):
         expected = (0.0, 0.0)
         if mask[place]:
             token = (np.float64(hidden[place]), np.float64(probs[place]), actions[place])
             expected = reference(*token, np.float64(advantages[place[0]]), 0.03, step, fisher)
         found = scores.objective[place], scores.policy[place]
-        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-7)
+        close(found, expected, rtol=2e-4, atol=1e-7)
 
 
-def test_scores():
-    # The prospective step is that of optax.
-    hidden, probs, actions, advantages, _ = (x[0, :1] if x.ndim > 1 else x[:1] for x in batch(2))
-    weights, optimizer = jnp.zeros((5, 4)), optax.scale_by_adam()
-    optimizer_state = optimizer.init(weights)
-    for seed in range(3):  # moments that are not zero
-        gradient = jax.random.normal(jax.random.key(seed), weights.shape)
-        _, optimizer_state = optimizer.update(gradient, optimizer_state)
-    moments = CapoMoments(optimizer_state.mu, optimizer_state.nu, optimizer_state.count)
-    scores = capo_scores(
-        hidden, probs, actions, advantages, jnp.ones(1, bool), learning_rate=0.1, moments=moments
-    )
-
-    def step(gradient):
-        return np.float64(optimizer.update(jnp.asarray(gradient), optimizer_state)[0])
-
-    token = (np.float64(hidden[0]), np.float64(probs[0]), actions[0], np.float64(advantages[0]))
-    expected = reference(*token, 0.1, step)
-    np.testing.assert_allclose((scores.objective[0], scores.policy[0]), expected, rtol=1e-4)
-
-    # A support takes its rows of the moments.
-    hidden, probs, actions, advantages, mask = batch(3)
-    moments = state(vocabulary=9)
-    support = np.broadcast_to([8, 2, 5, 0, 3], probs.shape)
-    out = capo_scores(
-        hidden,
-        probs,
-        actions,
-        advantages,
-        mask,
-        learning_rate=0.1,
-        moments=moments,
-        support=support,
-    )
+def test_a_support_takes_its_rows_of_the_moments():
+    arrays, moments = batch(3), state(vocabulary=9)
+    support = np.broadcast_to([8, 2, 5, 0, 3], arrays[1].shape)
+    out = capo_scores(*arrays, learning_rate=0.1, moments=moments, support=support)
     rows = CapoMoments(moments.mu[support[0, 0]], moments.nu[support[0, 0]], moments.count)
-    expected = capo_scores(
-        hidden, probs, actions, advantages, mask, learning_rate=0.1, moments=rows
-    )
-    np.testing.assert_allclose(out.objective, expected.objective, rtol=1e-5)
-    np.testing.assert_allclose(out.policy, expected.policy, rtol=1e-5)
-
-    # No advantage no step.
-    hidden, probs, actions, _, mask = batch(4)
-    scores = capo_scores(hidden, probs, actions, jnp.zeros(2), mask, learning_rate=1.0)
-    assert not scores.objective.any() and not scores.policy.any()
-    np.testing.assert_array_equal(capo_mask(scores, mask, tau_h=1e-9, tau_f=1e-9), mask)
+    expected = capo_scores(*arrays, learning_rate=0.1, moments=rows)
+    jax.tree.map(functools.partial(close, rtol=1e-5), out, expected)
 
 
 def test_the_mask():
@@ -173,7 +119,7 @@ def test_the_mask():
     policy = CapoScores(jnp.zeros(2), jnp.array([1e-4, 0.9e-4]))
     assert capo_mask(policy, mask[:2], **options).tolist() == [False, True]
     infinite = capo_mask(scores, mask, tau_h=np.inf, tau_f=np.inf)
-    np.testing.assert_array_equal(infinite, mask)
+    equal(infinite, mask)
     # A NaN is left for the loss to show, unless it is masked.
     unknown = CapoScores(jnp.array([jnp.nan, 0.0, jnp.nan]), jnp.array([0.0, jnp.nan, jnp.nan]))
     for symmetric in (True, False):
@@ -182,21 +128,14 @@ def test_the_mask():
 
     # Masked cells are never read.
     hidden, probs, actions, advantages, mask = batch(5)
-    clean = capo_scores(hidden, probs, actions, advantages, mask, learning_rate=0.1)
-    moments = state()
-    clean_adam = capo_scores(
-        hidden, probs, actions, advantages, mask, learning_rate=0.1, moments=moments
-    )
-    for junk in (np.nan, np.inf, 1e4):
-        dirty = (
-            np.where(mask[..., None], hidden, np.float32(junk)),
-            np.where(mask[..., None], probs, np.float32(junk)),
-            np.where(mask, actions, -(10**6)),
-        )
-        for moment, expected in ((None, clean), (moments, clean_adam)):
-            found = capo_scores(*dirty, advantages, mask, learning_rate=0.1, moments=moment)
-            for a, b in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(a, b)
+    there = mask[..., None]
+    for moments in (None, state()):
+        scores = functools.partial(capo_scores, learning_rate=0.1, moments=moments)
+        clean = scores(hidden, probs, actions, advantages, mask)
+        for junk in np.float32([np.nan, np.inf, 1e4]):
+            dirty = np.where(there, hidden, junk), np.where(there, probs, junk)
+            found = scores(*dirty, np.where(mask, actions, -(10**6)), advantages, mask)
+            jax.tree.map(equal, found, clean)
 
     # The selection of a recipe needs four numbers a token.
     hidden, probs, actions, advantages, mask = batch(6, lead=(2, 4, 3))
@@ -206,17 +145,11 @@ def test_the_mask():
     kept = np.asarray(expected)[mask].mean()
     assert 0.1 < kept < 0.9
     p = np.take_along_axis(probs, actions[..., None], -1)[..., 0]
-    select = jax.jit(
-        lambda a, m, lr: capo_selection(
-            a,
-            m,
-            old_logp=jnp.where(m, jnp.log(p), jnp.nan),
-            sum_pi_sq=jnp.where(m, (probs**2).sum(-1), jnp.inf),
-            sum_pi_cubed=jnp.asarray((probs**3).sum(-1)),
-            hidden_sq=jnp.asarray((hidden**2).sum(-1)),
-            learning_rate=lr,
-            **options,
-        )
-    )
-    found = select(advantages, mask, jnp.full((2, 1, 1), 0.05))
-    np.testing.assert_array_equal(found, expected)
+    sums = {
+        "old_logp": jnp.where(mask, jnp.log(p), jnp.nan),
+        "sum_pi_sq": jnp.where(mask, (probs**2).sum(-1), jnp.inf),
+        "sum_pi_cubed": jnp.asarray((probs**3).sum(-1)),
+        "hidden_sq": jnp.asarray((hidden**2).sum(-1)),
+    }
+    rate = jnp.full((2, 1, 1), 0.05)
+    equal(capo_selection(advantages, mask, **sums, learning_rate=rate, **options), expected)

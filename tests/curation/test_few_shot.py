@@ -1,17 +1,17 @@
 """Examples of the same user, scores of plans and stages."""
 
-import compiled_curation as curation
+import compiled_curation as cur
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from cheap import close, equal
 
 USERS = np.array([3, 1, 3, 3, -1, 1, 3, 7, -1])
 
 
 def test_examples():
     # Examples are other rows of the user.
-    draw = jax.jit(lambda key: curation.sample_few_shot(key, USERS, count=2))
+    draw = jax.jit(lambda key: cur.sample_few_shot(key, USERS, count=2))
     seen = set()
     for seed in range(60):
         shots, where = map(np.asarray, draw(jax.random.key(seed)))
@@ -25,32 +25,24 @@ def test_examples():
 
     # A draw depends on its query alone.
     key = jax.random.key(5)
-    every = curation.sample_few_shot(key, USERS, count=3)
-    some = curation.sample_few_shot(key, USERS, count=3, queries=jnp.array([6, 0]))
-    np.testing.assert_array_equal(some.shots, every.shots[jnp.array([6, 0])])
-    shots, where = curation.sample_few_shot(key, USERS, count=0)
+    every = cur.sample_few_shot(key, USERS, count=3)
+    some = cur.sample_few_shot(key, USERS, count=3, queries=jnp.array([6, 0]))
+    equal(some.shots, every.shots[jnp.array([6, 0])])
+    shots, where = cur.sample_few_shot(key, USERS, count=0)
     assert shots.shape == (9, 0) and where.tolist() == [u >= 0 for u in USERS]
-
-    # Bad counts are one sentence.
-    with pytest.raises(ValueError, match="sample_few_shot: count must be an integer from 1 to 8"):
-        curation.sample_few_shot(jax.random.key(0), USERS, count=9)
-    with pytest.raises(TypeError, match="user_ids must hold integers"):
-        curation.sample_few_shot(jax.random.key(0), USERS * 1.0, count=1)
 
 
 def test_stages_and_scores():
     # Structured scores.
     scores = np.random.default_rng(0).random((3, 4)).astype(np.float32)
-    np.testing.assert_allclose(curation.structured_score(*scores), scores.mean(0), rtol=1e-6)
+    close(cur.structured_score(*scores), scores.mean(0), rtol=1e-6)
     weights = {"task_weight": 0.5, "grounding_weight": 0.0, "history_weight": 0.25}
     expected = 0.5 * scores[0] + 0.25 * scores[2]
-    np.testing.assert_allclose(curation.structured_score(*scores, **weights), expected, rtol=1e-6)
+    close(cur.structured_score(*scores, **weights), expected, rtol=1e-6)
 
     # Stages open one after the other.
     stages = jnp.array([0, 2, 1, 3])
-    opened = jax.jit(lambda step: curation.stage_mask(stages, step, boundaries=(10, 20)))
+    opened = jax.jit(lambda step: cur.stage_mask(stages, step, boundaries=(10, 20)))
     assert opened(9).tolist() == [True, False, False, False]
     assert opened(10).tolist() == [True, False, True, False]
     assert opened(99).tolist() == [True, True, True, False]
-    with pytest.raises(ValueError, match="stage_mask: boundaries must be increasing"):
-        curation.stage_mask(stages, 0, boundaries=(20, 10))

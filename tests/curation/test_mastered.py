@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from compiled_curation import mpt_advantages, mpt_mask
 from rows import for_each
 
@@ -83,23 +82,3 @@ def test_the_mask():
     assert traits_of(mpt_advantages).token_values
     gradient = jax.grad(lambda a: mpt_advantages(a, mask, **evidence).sum())(a)
     assert gradient.tolist() == [1.0, 2.0]
-
-
-@for_each(
-    ("changes", "error", "words"),
-    [
-        ({"tau": 0.0}, ValueError, r"mpt_mask: tau must be in \(0, 1\]; got 0"),
-        ({"tau": 1.5}, ValueError, r"tau must be in \(0, 1\]; got 1.5"),
-        ({"sigma": -0.1}, ValueError, "sigma must not be negative"),
-        ({"mask": jnp.ones(3)}, TypeError, "mask must be bool"),
-        ({"mask": None}, TypeError, "mask must be a bool array"),
-        ({"entropy": jnp.ones(2)}, ValueError, "must have the same shape: logp"),
-        ({"logp": jnp.ones(3, int)}, TypeError, "logp must be floating point"),
-        ({"rewards": jnp.ones(3)}, ValueError, r"rewards must have shape \(\); got \(3,\)"),
-        ({"rewards": jnp.array(1)}, TypeError, "rewards must be floating point"),
-    ],
-)
-def test_bad_input(changes, error, words):
-    good = {"logp": LOGP, "entropy": jnp.ones(3), "mask": ALL, "rewards": ONE}
-    with pytest.raises(error, match=words):
-        mpt_mask(**{**good, **changes})

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import close, equal, quick
 from compiled_curation import (
     ampo_select,
     best_teachers,
@@ -10,11 +11,10 @@ from compiled_curation import (
     icpo_merge,
     mix_source_mask,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 merge = jax.jit(icpo_merge)
 
 
@@ -23,14 +23,14 @@ def test_sources():
     masks = jax.vmap(lambda key: mix_source_mask(key, prompts=5))(
         jax.random.split(jax.random.key(0), 2000)
     )
-    np.testing.assert_allclose(masks.mean(0), 0.4, atol=0.05)
+    close(masks.mean(0), 0.4, atol=0.05)
     assert not mix_source_mask(jax.random.key(0), prompts=5, probability=0.0).any()
     assert mix_source_mask(jax.random.key(0), prompts=5, probability=1.0).all()
 
     # Comprehension is the mean probability of the answer.
     logp = jnp.log(jnp.array([[0.5, 0.25, 0.9], [0.1, 0.2, 0.3]])).at[1].set(jnp.nan)
     mask = jnp.array([[True, True, False], [False, False, False]])
-    np.testing.assert_allclose(comprehension_score(logp, mask), [0.375, 0.0], rtol=1e-6)
+    close(comprehension_score(logp, mask), [0.375, 0.0], rtol=1e-6)
 
 
 def test_ampo():
@@ -64,21 +64,22 @@ def test_icpo():
         lambda key: ampo_select(rewards, scores, k_max=1, mode="hybrid", key=key).teachers[0, 0]
     )
     taken = draw(jax.random.split(jax.random.key(0), 2000)) >= 0
-    np.testing.assert_allclose(taken.mean(), 0.3, atol=0.05)
+    close(taken.mean(), 0.3, atol=0.05)
 
     # Who leaves is drawn uniformly.
     rewards = jnp.array([[0.0, 1.0, 0.0, 1.0]])
     steered = jnp.array([[False, False, False, True]])
     draw = jax.vmap(lambda key: icpo_merge(rewards, steered=steered, key=key)[0])
     share = draw(jax.random.split(jax.random.key(1), 2000)).mean(0)
-    np.testing.assert_allclose(share, [2 / 3, 2 / 3, 2 / 3, 1.0], atol=0.05)
+    close(share, [2 / 3, 2 / 3, 2 / 3, 1.0], atol=0.05)
 
-    # All steered rejected leaves the plain group.
-    rewards = jnp.array([[0.0, 1.0, 0.5]])
-    steered = jnp.array([[False, False, True]])
-    kept = icpo_merge(rewards, steered=steered, key=jax.random.key(0))
-    assert kept.tolist() == [[True, True, False]]
-    kept = icpo_merge(rewards, steered=steered, key=jax.random.key(0), delta=0.5)
+    # As good as delta is good enough.
+    kept = icpo_merge(
+        jnp.array([[0.0, 1.0, 0.5]]),
+        steered=jnp.array([[False, False, True]]),
+        key=jax.random.key(0),
+        delta=0.5,
+    )
     assert kept.sum() == 2 and kept[0, 2]
 
     # A teacher without a reward keeps its probe.
@@ -106,6 +107,6 @@ def test_good_steered_rollouts_take_the_place_of_plain_ones(rewards, steered, wh
     good = where & steered & (rewards >= 1)
     plain = where & ~steered
     assert not (kept & ~where).any()
-    np.testing.assert_array_equal(kept & steered, good)
+    equal(kept & steered, good)
     expected = np.maximum(plain.sum(-1), good.sum(-1))
-    np.testing.assert_array_equal(kept.sum(-1), expected)
+    equal(kept.sum(-1), expected)

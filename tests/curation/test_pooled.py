@@ -1,14 +1,14 @@
 """A pool of successes: how many rollouts a prompt gets, and what takes the place of a failure."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
+from batches_of_collectors import RecordingSource, outcome, play_alike, play_batch
+from cheap import equal
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Request, Response, pooled
+from jaxrl_llm.curation import OWN, REPLAYED, Collection, Request, Response, pooled
 from jaxrl_llm.curation.collectors.protocol import TurnStart, sized
 
 P, G, T, N = 3, 8, 4, 6
@@ -19,55 +19,20 @@ def started(**options):
     return collector, collector.init(N)
 
 
-def outcome(request, place, number, step, rewards):
-    if request.responses:
-        responses, rewards = request.responses, np.float32([1.0])
-        assert responses[0].reward is None
-    else:
-        size = request.rollouts
+def play(collector, state, step, rewards, **timing):
+    def answer(request, number, place):
+        if request.responses:
+            assert request.responses[0].reward is None
+            return outcome(place, [1.0], responses=request.responses)
         logp = np.full(2, -0.5, np.float32)
         responses = tuple(
             Response(np.array([1000 * step + 10 * number + j] * 2), logp, logp, np.full(2, step))
-            for j in range(size)
+            for j in range(request.rollouts)
         )
-        rewards = np.float32(rewards(step, place))[:size]
-    return Outcome(
-        prompt=place,
-        rewards=rewards,
-        where=np.ones(len(rewards), bool),
-        lengths=np.full(len(rewards), 2, np.int32),
-        truncated=np.zeros(len(rewards), bool),
-        reward_components={},
-        responses=responses,
-    )
+        return outcome(place, rewards(step, place)[: request.rollouts], responses=responses)
 
-
-def ask(collection, requests):
-    return collection._replace(
-        requests=collection.requests + tuple(requests),
-        outcomes=collection.outcomes + (None,) * len(requests),
-    )
-
-
-def play(collector, state, step, rewards, *, together=True, order=0):
-    collection = Collection(P, G, step, version=step)
-    for _ in range(40):
-        decision, learned = collector.observe(state, collection)
-        if decision.rows is not None:
-            return collection, decision.rows, learned
-        for count in [decision.ask] if together else [1] * decision.ask:
-            more, state = collector.propose(state, jax.random.key(step), collection, count)
-            collection = ask(collection, more)
-        collection = ask(collection, decision.requests)
-        if decision.ask or decision.requests:
-            continue
-        waits = [i for i, done in enumerate(collection.outcomes) if done is None]
-        i, done = waits[order % len(waits)], list(collection.outcomes)
-        request = collection.requests[i]
-        first = request if request.extends is None else collection.requests[request.extends]
-        done[i] = outcome(request, first.prompt, i, step, rewards)
-        collection = collection._replace(outcomes=tuple(done))
-    raise AssertionError("a batch without an end")
+    batch = Collection(P, G, step, version=step)
+    return play_batch(collector, state, batch, answer, key=jax.random.key(step), **timing)
 
 
 def by_prompt(*rates):
@@ -81,7 +46,7 @@ def test_rollouts_fall_with_success():
     rates = (0.5, 0.75, 1.0, 0.625, 0.875, 0.0)
     sizes = {}
     for step in range(4):
-        batch, rows, state = play(collector, state, step, by_prompt(*rates))
+        rows, state, batch = play(collector, state, step, by_prompt(*rates))
         for i, request in enumerate(batch.requests[:P]):
             sizes.setdefault(request.prompt, []).append(request.rollouts)
             mean = batch.outcomes[i].rewards.mean()
@@ -93,18 +58,7 @@ def test_rollouts_fall_with_success():
     # Fewer rollouts begin with the prefix of their group.
     begins = Response(np.int32([7]), trains=np.zeros(1, bool))
 
-    @dataclasses.dataclass(frozen=True)
-    class Prefixed:
-        def init(self, num_prompts):
-            return ()
-
-        def propose(self, state, key, collection, count):
-            return (Request(G, 1, responses=(begins,) * G),) * count, state
-
-        def observe(self, state, collection):
-            return jr.curation.in_order().observe(state, collection)
-
-    collector, state = started(source=Prefixed())
+    collector, state = started(source=RecordingSource(Request(G, 1, responses=(begins,))))
     state = state._replace(recent=state.recent + 1, count=state.count + G)
     (request,), _ = collector.propose(state, jax.random.key(0), Collection(P, G), 1)
     assert request.rollouts == 2 and request.responses == (begins,) * 2
@@ -118,10 +72,10 @@ def test_successes():
     # A stored success takes the place of the first failure.
     collector, state = started()
     for step in range(2):
-        batch, _, state = play(collector, state, step, fails_later)
+        _, state, batch = play(collector, state, step, fails_later)
         assert [r.role for r in batch.requests] == [OWN] * P
     assert sorted(state.pool.prompt_ids.tolist()[:N]) == list(range(N))
-    batch, rows, after = play(collector, state, 2, fails_later)
+    rows, after, batch = play(collector, state, 2, fails_later)
     assert [r.role for r in batch.requests] == [OWN] * P + [REPLAYED] * P
     for p, row in enumerate(rows):
         assert row.members == ((P + p, 0), *((p, j) for j in range(1, G))) and row.takes_part
@@ -129,21 +83,21 @@ def test_successes():
         assert stored.extends == p and not stored.sampled and stored.rollouts == 1
         (response,) = stored.responses
         assert response.tokens[0] % 10 == 2 and response.version[0] in (0, 1)
-        np.testing.assert_array_equal(response.behavior_logp, np.float32([-0.5, -0.5]))
+        equal(response.behavior_logp, np.float32([-0.5, -0.5]))
     # A success of the pool is neither stored again nor counted.
     assert int(after.pool.added) == int(state.pool.added) == N
     assert after.count.sum() - state.count.sum() == P * G
 
     # A failure without a stored success does not train.
     collector, state = started()
-    batch, rows, _ = play(collector, state, 0, lambda step, place: np.zeros(G))
+    rows, _, batch = play(collector, state, 0, lambda step, place: np.zeros(G))
     assert len(batch.requests) == P and not any(row.takes_part for row in rows)
 
     # An old success stays out.
     collector, state = started(max_staleness=1)
     for step in range(2):
-        *_, state = play(collector, state, step, fails_later)
-    batch, rows, _ = play(collector, state, 2, fails_later)
+        _, state, _ = play(collector, state, step, fails_later)
+    rows, _, batch = play(collector, state, 2, fails_later)
     ages = {r.prompt: 2 for r in batch.requests[:P]}
     for r in batch.requests[:P]:
         place = state.pool.prompt_ids.tolist().index(r.prompt)
@@ -155,8 +109,8 @@ def test_successes():
     # A success ages until the update whatever samples.
     collector, state = started(max_staleness=1)
     for step in range(2):
-        *_, state = play(collector, state, step, fails_later)
-    batch, rows, _ = play(collector, state, 3, fails_later)
+        _, state, _ = play(collector, state, step, fails_later)
+    rows, _, batch = play(collector, state, 3, fails_later)
     assert len(batch.requests) == P and not any(row.takes_part for row in rows)
     requests, outcomes = batch.requests, batch.outcomes
     early = Collection(P, G, 3, requests, outcomes, version=2)
@@ -167,16 +121,8 @@ def episodes(collection, place, rewards, *, turns=2, prompt=(1, 2)):
     """An outcome of two episodes of so many turns, after a prompt of these tokens."""
     logp, starts = np.zeros(3, np.float32), (TurnStart(1),) * (turns - 1)
     response = Response(np.arange(3), logp, logp, np.zeros(3, int), np.array([True, False, True]))
-    return Outcome(
-        prompt=place,
-        rewards=np.float32(rewards),
-        where=np.ones(2, bool),
-        lengths=np.full(2, 3, np.int32),
-        truncated=np.zeros(2, bool),
-        reward_components={},
-        responses=(response._replace(turn_starts=starts),) * 2,
-        prompt_tokens=prompt,
-    )
+    responses = (response._replace(turn_starts=starts),) * 2
+    return outcome(place, rewards, responses=responses, prompt_tokens=prompt)
 
 
 @for_each("same", [True, False])
@@ -202,43 +148,23 @@ def test_a_stored_episode_has_its_reward_and_the_prompt_of_now(same):
     assert stored.reward == 1.0 and stored.trains.tolist() == [True, False, True]
 
 
-def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed():
+def test_the_laws_of_collectors():
     def rewards(step, place):
         return (np.arange(G) + place + step) % 4 == 0 if (step + place) % 3 else np.zeros(G)
 
-    def play_all(**options):
-        collector, state = started(capacity=4)
-        batches = []
-        for step in range(5):
-            batch, rows, state = play(collector, state, step, rewards, **options)
-            batches.append((rows, [r._replace(responses=()) for r in batch.requests]))
-        return batches, state
-
-    first, state = play_all()
-    assert any(r.role == REPLAYED for _, requests in first for r in requests)
-    for options in ({"together": False}, {"order": 1}, {"order": -1}):
-        again, other = play_all(**options)
-        assert again == first
-        jax.tree.map(np.testing.assert_array_equal, state, other)
-    for rows, requests in first:
-        members = [member for row in rows for member in row.members]
-        assert len(rows) == P and len(set(members)) == len(members) and len(requests) <= 2 * P
+    collector, state = started(capacity=4)
+    batches = play_alike(
+        lambda state, step, **timing: play(collector, state, step, rewards, **timing), state, 5
+    )
+    assert any(r.role == REPLAYED for _, _, batch in batches for r in batch.requests)
+    assert all(len(rows) == P and len(b.requests) <= 2 * P for rows, _, b in batches)
 
 
 def test_mistakes():
     # What cannot be is said.
-    for name, value in {"capacity": 0, "low": 0, "threshold": 0.0, "max_accuracy": 0.0}.items():
-        with pytest.raises(ValueError, match=f"pooled: {name}"):
-            pooled(**{name: value})
-    with pytest.raises(ValueError, match="high must not be below low; got 2 and 3"):
-        pooled(low=3, high=2)
-    with pytest.raises(ValueError, match="low is above the 2 rollouts of a group"):
-        sized(pooled(low=3), group_size=2, max_new_tokens=T)
     collector, state = started(source=jr.curation.in_order())
     with pytest.raises(ValueError, match="the source must name its prompts"):
         collector.propose(state, jax.random.key(0), Collection(P, G), 1)
     assert repr(pooled(high=4, threshold=0.5)) == "pooled(capacity=1024, high=4, threshold=0.5)"
 
     # It is no source of prompts.
-    with pytest.raises(ValueError, match="source must ask for each group once"):
-        jr.curation.refill(jr.curation.informative_groups, source=pooled())

@@ -1,18 +1,14 @@
 """The replay buffer: eviction, draws."""
 
 import heapq
-import re
 from collections import deque
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from compiled_curation import replacements, replay_add, replay_fresh, replay_init, replay_sample
 from rows import for_each
 from scipy import stats
-
-from jaxrl_llm.surrogates import decoupled_ppo, ppo_clip
 
 KEY = jax.random.key(0)
 KEYS = jax.random.split(jax.random.key(1), 3000)
@@ -162,58 +158,3 @@ def test_draws():
     assert replacements(keep, 2).tolist() == [0, -1, 1, -1]
     assert replacements(keep, jnp.int32(9)).tolist() == [0, -1, 1, 2]
     assert replacements(keep, 0).tolist() == [-1] * 4
-
-    # The objective of rollout replay. max(-A r, -A clip(r, r_old (1 - eps), r_old (1 + eps))),
-    # ratios to what sampled.
-    rng = np.random.default_rng(3)
-    logp, old, behavior = np.log(rng.uniform(0.2, 0.9, (3, 50)))
-    advantages = rng.normal(size=50)
-    r, r_old = np.exp(logp - behavior), np.exp(old - behavior)
-    expected = np.maximum(-advantages * r, -advantages * np.clip(r, 0.8 * r_old, 1.2 * r_old))
-    arrays = (jnp.asarray(x, jnp.float32) for x in (logp, old, advantages))
-    mask = jnp.ones(50, bool)
-    loss = decoupled_ppo(*arrays, mask, behavior_logp=jnp.asarray(behavior, jnp.float32))
-    np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
-    one = jnp.log(jnp.array([[0.9], [0.6], [0.5]]))
-    single = decoupled_ppo(one[0], one[1], jnp.ones(1), jnp.ones(1, bool), behavior_logp=one[2])
-    np.testing.assert_allclose(single, -1.44, rtol=1e-5)
-    fresh = decoupled_ppo(one[0], one[1], jnp.ones(1), jnp.ones(1, bool), behavior_logp=one[1])
-    np.testing.assert_allclose(fresh, ppo_clip(one[0], one[1], jnp.ones(1), jnp.ones(1, bool)))
-
-
-BUFFER = replay_init(jnp.zeros(2), capacity=3)
-IDS, TWO = jnp.zeros(2, int), jnp.zeros(2)
-BAD = {
-    "replay_init: capacity must be an integer above 0; got 0": lambda: replay_init(TWO, capacity=0),
-    "replay_add: items must have shape (2, 2); got (2,)": lambda: replay_add(
-        BUFFER, TWO, prompt_ids=IDS, version=0
-    ),
-    "replay_add: items must have the structure": lambda: replay_add(
-        BUFFER, {"x": jnp.zeros((2, 2))}, prompt_ids=IDS, version=0
-    ),
-    "replay_add: evict='lowest' needs scores": lambda: replay_add(
-        BUFFER, jnp.zeros((2, 2)), prompt_ids=IDS, version=0, evict="lowest"
-    ),
-    "replay_add: evict must be one of 'oldest', 'lowest'": lambda: replay_add(
-        BUFFER, jnp.zeros((2, 2)), prompt_ids=IDS, version=0, evict="worst"
-    ),
-    "replay_add: where must be bool": lambda: replay_add(
-        BUFFER, jnp.zeros((2, 2)), prompt_ids=IDS, version=0, where=TWO
-    ),
-    "replay_fresh: max_lag must not be negative; got -1": lambda: replay_fresh(
-        BUFFER, version=3, max_lag=-1
-    ),
-    "replay_sample: count must be an integer from 1 to 3; got 4": lambda: replay_sample(
-        KEY, BUFFER, count=4
-    ),
-    "replay_sample: weights must have shape (3,)": lambda: replay_sample(
-        KEY, BUFFER, count=1, weights=TWO
-    ),
-    "replacements: keep must be bool": lambda: replacements(IDS, 1),
-}
-
-
-@for_each("words", BAD)
-def test_bad_input(words):
-    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
-        BAD[words]()

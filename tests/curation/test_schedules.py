@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import close, equal
 from compiled_curation import icpo_bonus, linear_schedule, scheduled, sqrt_lr, warmup_cosine
-from rows import for_each
 
 from jaxrl_llm.curation import training_progress
 
@@ -13,30 +13,28 @@ from jaxrl_llm.curation import training_progress
 def test_schedules():
     # Linear schedule and its ends.
     p = jnp.array([-1.0, 0.0, 0.25, 1.0, 2.0])
-    np.testing.assert_allclose(linear_schedule(p, start=4.0, end=8.0), [4, 4, 5, 8, 8])
+    close(linear_schedule(p, start=4.0, end=8.0), [4, 4, 5, 8, 8])
 
     # Progress.
-    np.testing.assert_allclose(
-        training_progress(jnp.array([0, 5, 10, 99]), steps=10), [0, 0.5, 1, 1]
-    )
+    close(training_progress(jnp.array([0, 5, 10, 99]), steps=10), [0, 0.5, 1, 1])
 
     # Icpo bonus fades.
     steps = jnp.array([0, 200, 400, 1000])
-    np.testing.assert_array_equal(icpo_bonus(steps), [2, 1.5, 1, 1])
-    np.testing.assert_array_equal(icpo_bonus(steps, beta=0.0), [1, 1, 1, 1])
-    np.testing.assert_allclose(icpo_bonus(50, beta=0.5, anneal=100), 1.25)
+    equal(icpo_bonus(steps), [2, 1.5, 1, 1])
+    equal(icpo_bonus(steps, beta=0.0), [1, 1, 1, 1])
+    close(icpo_bonus(50, beta=0.5, anneal=100), 1.25)
 
     # A share that rises and falls.
     steps = jnp.array([0, 5, 10, 14, 18, 26, 99])
     found = warmup_cosine(steps, peak=0.8, valley=0.2, warmup=10, decay=16)
     middle = 0.2 + 0.6 * (1 + np.cos(np.pi / 4)) / 2
-    np.testing.assert_allclose(found, [0, 0.4, 0.8, middle, 0.5, 0.2, 0.2], rtol=1e-6)
+    close(found, [0, 0.4, 0.8, middle, 0.5, 0.2, 0.2], rtol=1e-6)
     down = warmup_cosine(jnp.arange(4), peak=0.9, valley=0.1, warmup=0, decay=2)
-    np.testing.assert_allclose(down, [0.9, 0.5, 0.1, 0.1], rtol=1e-6)
+    close(down, [0.9, 0.5, 0.1, 0.1], rtol=1e-6)
     up = warmup_cosine(jnp.arange(4), peak=0.5, valley=0.25, warmup=2, decay=0)
-    np.testing.assert_allclose(up, [0, 0.25, 0.25, 0.25], rtol=1e-6)
+    close(up, [0, 0.25, 0.25, 0.25], rtol=1e-6)
     level = warmup_cosine(jnp.arange(3), peak=0.1, valley=0.1, warmup=0, decay=0)
-    np.testing.assert_allclose(level, [0.1] * 3, rtol=1e-6)
+    close(level, [0.1] * 3, rtol=1e-6)
 
     # A schedule as a controller counts its steps.
     clock = scheduled(icpo_bonus, anneal=2)
@@ -52,18 +50,3 @@ def test_schedules():
     # Learning rate of another batch.
     assert sqrt_lr(1e-6, old_size=16, new_size=64) == pytest.approx(2e-6)
     assert sqrt_lr(1e-6, old_size=16, new_size=16) == 1e-6
-
-
-@for_each(
-    ("changes", "words"),
-    [
-        ({"peak": 1.5}, r"warmup_cosine: peak must be in \[0, 1\]"),
-        ({"valley": -0.1}, r"valley must be in \[0, 1\]"),
-        ({"warmup": -1}, "warmup must not be negative"),
-        ({"decay": float("inf")}, "decay must"),
-        ({"decay": 0}, "peak 0.5 has no effect without warmup and decay; valley is 0.1"),
-    ],
-)
-def test_a_share_out_of_range(changes, words):
-    with pytest.raises(ValueError, match=words):
-        warmup_cosine(0, **({"peak": 0.5, "valley": 0.1, "warmup": 0, "decay": 4} | changes))

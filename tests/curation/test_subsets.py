@@ -5,15 +5,13 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import close, equal, quick
 from compiled_curation import d3s_selection, max_variance_subset, top_fraction_token_mask
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
 
-from jaxrl_llm.advantages import grpo
-
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 subset = jax.jit(max_variance_subset)
 fraction_mask = jax.jit(top_fraction_token_mask)
 select = jax.jit(d3s_selection, static_argnames=("scope", "rollouts", "tokens"))
@@ -40,10 +38,10 @@ def by_rule(x, n, where):
 def test_worked_numbers():
     keep = np.asarray(subset(jnp.array(WORKED), 3))
     assert keep.tolist() == [True, False, False, True, True, False]
-    np.testing.assert_allclose(np.var(np.array(WORKED)[keep]), 1.34)
+    close(np.var(np.array(WORKED)[keep]), 1.34)
     ordered = sorted(WORKED, reverse=True)
     others = [np.var(ordered[:k] + ordered[6 - (3 - k) :]) for k in (0, 1, 3)]
-    np.testing.assert_allclose(others, [0.295556, 1.228889, 0.282222], atol=1e-6)
+    close(others, [0.295556, 1.228889, 0.282222], atol=1e-6)
 
 
 @quick
@@ -53,49 +51,32 @@ def test_worked_numbers():
     n=st.integers(0, 8),
 )
 def test_no_subset_of_that_size_varies_more(x, where, n):
-    keep = np.asarray(subset(x, jnp.int32(n), where=where))
+    # Ties as in the rule; what is dropped is never read.
+    keep = np.asarray(subset(np.where(where, x, np.nan), jnp.int32(n), where=where))
     size = min(n, where.sum())
     assert keep.sum() == size and not (keep & ~where).any()
-    np.testing.assert_array_equal(keep, by_rule(x, n, where))
+    equal(keep, by_rule(x, n, where))
     if size:
         values = np.asarray(x, np.float64)
         best = max(
             np.var(values[list(s)]) for s in itertools.combinations(np.flatnonzero(where), size)
         )
-        np.testing.assert_allclose(np.var(values[keep]), best, atol=1e-9)
+        close(np.var(values[keep]), best, atol=1e-9)
 
 
 def test_ties_and_spread():
-    # Ties take the earlier of the greatest and the later of the least.
-    assert subset(jnp.array([1.0, 1.0, 0.0, 0.0]), 2).tolist() == [True, False, False, True]
-    assert subset(jnp.zeros(5), 2).tolist() == [False, False, False, True, True]
-    # k = 0, 1 and 2 give one variance: the smallest k wins, also where float32 rounds.
-    assert subset(jnp.array([1.0, 1.0, -1.0, -1.0]), 3).tolist() == [False, True, True, True]
-    assert subset(jnp.array([0.1, 0.1, -0.1, -0.1]), 3).tolist() == [False, True, True, True]
-
     # A large mean does not drown the spread.
     x = jnp.array([1000.0, 1000.25, 1000.5, 1000.125, 1000.75])
-    np.testing.assert_array_equal(subset(x, 3), subset(x - 1000.0, 3))
+    equal(subset(x, 3), subset(x - 1000.0, 3))
 
     # Rows have sizes of their own.
     x = jnp.array([WORKED, WORKED[::-1]])
     keep = subset(x, jnp.array([[3], [6]]))
-    np.testing.assert_array_equal(keep[0], subset(x[0], 3))
+    equal(keep[0], subset(x[0], 3))
     assert keep[1].all()
-
-    # Inside a group advantages and rewards choose the same subset.
-    rewards = jnp.array([[0.0, 0.3, 0.9, 0.5, 1.0, 0.2]])
-    np.testing.assert_array_equal(subset(rewards, 3), subset(grpo(rewards), 3))
 
 
 def test_what_is_left_out():
-    # Dropped entries are never read.
-    where = jnp.array([True, True, False, True, True, True])
-    clean = subset(jnp.array(WORKED), 3, where=where)
-    for junk in (jnp.nan, jnp.inf, -jnp.inf, 1e4):
-        x = jnp.where(where, jnp.array(WORKED), junk)
-        np.testing.assert_array_equal(subset(x, 3, where=where), clean)
-
     # A kept nan is kept and seen.
     x = jnp.array([jnp.nan, 0.5, -1.0, 2.0, jnp.nan])
     where = jnp.array([False, True, True, True, True])
@@ -108,13 +89,6 @@ def test_what_is_left_out():
     advantages, mask = jnp.zeros((0, 3)), jnp.zeros((0, 3, 2), bool)
     assert d3s_selection(advantages, mask, old_entropy=jnp.zeros(mask.shape)).shape == mask.shape
 
-    # Everything is the identity.
-    advantages, mask, entropy = arrays(1)
-    keep = d3s_selection(
-        advantages, mask, old_entropy=entropy, rollouts=(1.0, 1.0), tokens=(1.0, 1.0)
-    )
-    np.testing.assert_array_equal(keep, mask)
-
     # Where junk and a controllers array.
     advantages, mask, entropy = arrays(3)
     where = np.ones(advantages.shape, bool)
@@ -126,34 +100,16 @@ def test_what_is_left_out():
     clean = selection(advantages, mask & where[..., None], entropy, where, progress)
     junk = np.where(where, advantages, np.nan).astype(np.float32)
     dirty = np.where(mask & where[..., None], entropy, np.inf).astype(np.float32)
-    np.testing.assert_array_equal(selection(junk, mask, dirty, where, progress), clean)
-    np.testing.assert_array_equal(
-        d3s_selection(advantages, mask, old_entropy=entropy, where=where, progress=0.5), clean
-    )
+    equal(selection(junk, mask, dirty, where, progress), clean)
+    equal(d3s_selection(advantages, mask, old_entropy=entropy, where=where, progress=0.5), clean)
 
 
 def test_groups_and_tokens():
-    # Many equal advantages of a large batch.
-    rng = np.random.default_rng(0)
-    x = np.repeat(rng.choice([-1.0, 0.0, 0.0, 1.0], 64), 16).astype(np.float32)
-    keep = np.asarray(subset(x, 100))
-    assert keep.sum() == 100
-    np.testing.assert_array_equal(keep, by_rule(x, 100, np.ones(len(x), bool)))
-
-    # Groups without a difference go first.
-    advantages, _, entropy = arrays(2)
-    keep = d3s_selection(
-        advantages, np.ones(entropy.shape, bool), old_entropy=entropy, rollouts=(0.5, 0.5)
-    )
-    assert not keep[0].any()
-
     # Token advantages count with their mean.
     advantages, mask, entropy = arrays(4)
     tokens = np.broadcast_to(advantages[..., None], mask.shape)
     options = {"old_entropy": entropy, "progress": 0.5}
-    np.testing.assert_array_equal(
-        d3s_selection(tokens, mask, **options), d3s_selection(advantages, mask, **options)
-    )
+    equal(d3s_selection(tokens, mask, **options), d3s_selection(advantages, mask, **options))
 
 
 @quick
@@ -168,7 +124,7 @@ def test_the_highest_scores_of_the_whole_array(scores, mask, fraction):
     places = sorted(np.flatnonzero(mask), key=lambda i: (-scores.reshape(-1)[i], i))
     expected = np.zeros(8, bool)
     expected[places[: int(np.round(np.float32(fraction) * mask.sum()))]] = True
-    np.testing.assert_array_equal(keep.reshape(-1), expected)
+    equal(keep.reshape(-1), expected)
 
 
 # --- both together ---------------------------------------------------------------------------
@@ -205,4 +161,4 @@ def test_selection_equals_the_reference(scope, progress):
     keep = select(advantages, mask, old_entropy=entropy, scope=scope, progress=progress)
     share, fraction = 0.25 + 0.5 * progress, 0.2 + 0.8 * progress
     expected = reference(advantages, mask, entropy, share, fraction, scope)
-    np.testing.assert_array_equal(keep, expected)
+    equal(keep, expected)

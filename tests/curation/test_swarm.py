@@ -6,18 +6,11 @@ import json
 import jax
 import numpy as np
 import pytest
+from batches_of_collectors import outcome, play_batch
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import (
-    DEMONSTRATION,
-    OWN,
-    Collection,
-    Outcome,
-    SwarmGroup,
-    shared,
-    shared_folder,
-)
+from jaxrl_llm.curation import DEMONSTRATION, OWN, Collection, SwarmGroup, shared, shared_folder
 from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
@@ -145,39 +138,25 @@ def encode(text, ends=False):
     return [*text.encode(), *([0] if ends else [])]
 
 
-def play(swarm, *, share=0.5, seed=0, step=0, state=None, together=True, where=(True, True)):
+def play(swarm, *, share=0.5, seed=0, where=(True, True), one_by_one=False):
     """A batch of four groups; requests, rows, state."""
+
+    def answer(request, number, place):
+        cut = {"lengths": np.array([2, T]), "truncated": np.array([False, True])}
+        texts = (f"{number}", f"{number}!")
+        return outcome(place, [0.0, 1.0], where=np.array(where), texts=texts, **cut)
+
     collector = sized(shared(swarm, share=share), group_size=G, max_new_tokens=T)
-    state = collector.init(10) if state is None else state
-    collection = Collection(P, G, step, data=DATA, encode=encode)
-    decision, _ = collector.observe(state, collection)
-    for count in [decision.ask] if together else [1] * decision.ask:
-        key = jax.random.key(seed)
-        more, state = collector.propose(state, key, collection, count)
-        collection = collection._replace(
-            requests=collection.requests + more, outcomes=(None,) * len(collection.requests + more)
-        )
-    assert collector.observe(state, collection)[0] == jr.curation.Decision()
-    outcomes = [
-        Outcome(
-            prompt=i if request.prompt is None else request.prompt,
-            rewards=np.float32([0.0, 1.0]),
-            where=np.array(where),
-            lengths=np.array([2, T]),
-            truncated=np.array([False, True]),
-            reward_components={},
-            texts=(f"{i}", f"{i}!"),
-        )
-        for i, request in enumerate(collection.requests)
-    ]
-    decision, state = collector.observe(state, collection._replace(outcomes=tuple(outcomes)))
-    return collection.requests, decision.rows, state
+    batch, state = Collection(P, G, data=DATA, encode=encode), collector.init(10)
+    timing = {"key": jax.random.key(seed), "one_by_one": one_by_one}
+    rows, state, batch = play_batch(collector, state, batch, answer, **timing)
+    return batch.requests, rows, state
 
 
-@for_each("together", [True, False])
-def test_half_of_a_batch_are_groups_of_others(together):
+@for_each("one_by_one", [False, True])
+def test_half_of_a_batch_are_groups_of_others(one_by_one):
     swarm = Memory([group("q7"), group("q5", ("x", "yz"), ended=(False, True)), group("q7")])
-    requests, rows, state = play(swarm, together=together)
+    requests, rows, state = play(swarm, one_by_one=one_by_one)
     assert [request.role for request in requests] == [OWN] * 2 + [DEMONSTRATION] * 2
     assert [row.members for row in rows] == [((i, 0), (i, 1)) for i in range(4)]
     tokens = {7: [[97, 98, 0], [99, 0]], 5: [[120], [121, 122, 0]]}
@@ -251,17 +230,8 @@ def test_each_group_is_drawn_as_often_and_by_the_key_alone():
 
 
 def test_bad_options():
-    with pytest.raises(TypeError, match="swarm must have put and get; got 'here'"):
-        shared("here")
     with pytest.raises(ValueError, match="share must be above 0 and below 1; got 1"):
         shared(Memory([]), share=1)
-    for node in ("", "a/b", "a.b", 3):
-        with pytest.raises(ValueError, match="node must have 1 to 64 letters"):
-            shared_folder("x", node=node)
-    with pytest.raises(TypeError, match="path must be a string"):
-        shared_folder(3, node="a")
-    with pytest.raises(ValueError, match="shared_folder: keep"):
-        shared_folder("x", node="a", keep=0)
     folder = shared_folder("x", node="a", keep=3)
     with pytest.raises(ValueError, match="capacity=3 has no effect with a swarm"):
         jr.recipes.sapo_swarm(swarm=folder, capacity=3)

@@ -1,14 +1,18 @@
 """Prompts near a target rate: what is predicted, what is asked for, and what trains."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 import pytest
+from batches_of_collectors import outcome, play_alike, play_batch
+from cheap import close
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Response, replayed, targeted
+from jaxrl_llm import curation as cur
+from jaxrl_llm.curation import OWN, REPLAYED, Collection, Response, replayed, targeted
 from jaxrl_llm.curation.collectors.protocol import sized
 
 P, G, T, N, R = 4, 2, 5, 13, 5
@@ -25,25 +29,17 @@ def rate(place):
     return [0.0, 0.5, 0.5, 1.0][place * 4 // N]
 
 
-def outcome(request, place, number, step, failed=False):
+def answer(request, number, place, *, step=0, failed=()):
     if request.responses:
         responses = request.responses
-        rewards = np.float32([each.reward for each in responses])
+        rewards = [each.reward for each in responses]
     else:
-        logp = np.full(2, -0.5, np.float32)
-        tokens = np.full(2, 100 * step + number, np.int32)
-        size = request.rollouts
-        responses = (Response(tokens, logp, logp, np.full(2, step, np.int32)),) * size
-        rewards = np.float32([rate(place) >= 0.5, rate(place) >= 1.0])[:size]
-    return Outcome(
-        prompt=place,
-        rewards=rewards,
-        where=np.full(len(rewards), not failed),
-        lengths=np.full(len(rewards), 2, np.int32),
-        truncated=np.zeros(len(rewards), bool),
-        reward_components={},
-        responses=responses,
-    )
+        logp, tokens = np.full(2, -0.5, np.float32), np.full(2, 100 * step + number, np.int32)
+        one = Response(tokens, logp, logp, np.full(2, step, np.int32))
+        responses = (one,) * request.rollouts
+        rewards = [rate(place) >= 0.5, rate(place) >= 1.0][: request.rollouts]
+    where = np.full(len(rewards), number not in failed)
+    return outcome(place, rewards, where=where, responses=responses)
 
 
 def started(**options):
@@ -52,34 +48,11 @@ def started(**options):
     return collector, collector.init(N)
 
 
-def ask(collection, requests):
-    return collection._replace(
-        requests=collection.requests + tuple(requests),
-        outcomes=collection.outcomes + (None,) * len(requests),
-    )
-
-
-def play(collector, state, step, *, together=True, last_first=False, failed=()):
-    collection = Collection(P, G, step, data=DATA, version=step)
+def play(collector, state, step, *, failed=(), **timing):
+    replies = functools.partial(answer, step=step, failed=failed)
     key = jax.random.fold_in(jax.random.key(1), step)
-    for _ in range(60):
-        decision, learned = collector.observe(state, collection)
-        if decision.rows is not None:
-            return collection, decision.rows, learned
-        for count in [decision.ask] if together else [1] * decision.ask:
-            more, state = collector.propose(state, key, collection, count)
-            collection = ask(collection, more)
-        collection = ask(collection, decision.requests)
-        if decision.ask or decision.requests:
-            continue
-        waits = [i for i, done in enumerate(collection.outcomes) if done is None]
-        i = waits[-1 if last_first else 0]
-        done = list(collection.outcomes)
-        request = collection.requests[i]
-        first = request if request.extends is None else collection.requests[request.extends]
-        done[i] = outcome(request, first.prompt, i, step, i in failed)
-        collection = collection._replace(outcomes=tuple(done))
-    raise AssertionError("a batch without an end")
+    batch = Collection(P, G, step, data=DATA, version=step)
+    return play_batch(collector, state, batch, replies, key=key, **timing)
 
 
 def predicted(places, rates):
@@ -96,21 +69,21 @@ def predicted(places, rates):
 def test_rounds():
     # A round takes the prompts predicted nearest to the target.
     collector, state = started(temperature=1e-6)
-    first, rows, state = play(collector, state, 0)
+    rows, state, first = play(collector, state, 0)
     assert len(first.requests) == R + P and [r.rollouts for r in first.requests] == [G] * (R + P)
     places = [request.prompt for request in first.requests[:R]]
     assert len(set(places)) == R
     rates = np.array([rate(place) for place in places])
     expected = predicted(places, rates)
-    np.testing.assert_allclose(state.rates, expected, atol=2e-5)
+    close(state.rates, expected, atol=2e-5)
     order = np.argsort(np.abs(expected - 0.5), kind="stable")
     # The two steps of the round take turns.
     assert [request.prompt for request in first.requests[R:]] == order[0::2][:P].tolist()
-    second, _, state = play(collector, state, 1)
+    _, state, second = play(collector, state, 1)
     assert [request.prompt for request in second.requests] == order[1::2][:P].tolist()
     # The references do not train.
     assert [row.members for row in rows] == [((R + i, 0), (R + i, 1)) for i in range(P)]
-    third, _, after = play(collector, state, 2)
+    _, after, third = play(collector, state, 2)
     assert len(third.requests) == R + P
     assert [request.prompt for request in third.requests[:R]] != places
     assert int(state.drawn_at) == 0 and int(after.drawn_at) == 2
@@ -119,7 +92,7 @@ def test_rounds():
     collector, state = started(source=replayed(capacity=16, share=0.5, unique=True, start=2))
     roles = []
     for step in range(4):
-        batch, rows, state = play(collector, state, step)
+        rows, state, batch = play(collector, state, step)
         roles.append([request.role for request in batch.requests])
         assert len(rows) == P
         fresh = [x.prompt for x in batch.requests[-P:] if x.role == OWN]
@@ -129,8 +102,8 @@ def test_rounds():
     assert int(state.source.buffer.added) == P + P + 2 + 2  # references are not stored
 
     # Messages of a question stay with it.
-    collector, state = started(source=jr.curation.budgeted((1, 2)))
-    batch, _, state = play(collector, state, 0)
+    collector, state = started(source=cur.budgeted((1, 2)))
+    _, state, batch = play(collector, state, 0)
     asked = batch.requests[R:]
     assert [x.extends for x in asked] == [y for p in range(P) for y in (None, R + 2 * p)]
     assert [x.prompt for x in asked[::2]] == state.order[::2][:P].tolist()
@@ -138,7 +111,7 @@ def test_rounds():
 
 def test_a_temperature_draws_as_often_as_the_softmax_says():
     collector, state = started(temperature=0.3)
-    batch, _, _ = play(collector, state, 0)
+    _, _, batch = play(collector, state, 0)
     references = Collection(P, G, 0, batch.requests[:R], batch.outcomes[:R], data=DATA)
     draws, counts = 200, np.zeros(N)
     for seed in range(draws):
@@ -151,53 +124,33 @@ def test_a_temperature_draws_as_often_as_the_softmax_says():
 
 SOURCES = {
     "in_order": None,
-    "budgeted": jr.curation.budgeted((1, 2)),
+    "budgeted": cur.budgeted((1, 2)),
     "replayed": replayed(capacity=6, share=0.5),
-    "refill": jr.curation.refill(jr.curation.informative_groups, max_rounds=3),
-    "two_phase": jr.curation.two_phase(
-        lambda rewards: np.full(len(rewards), 1), max_rollouts=3, first=G
-    ),
+    "refill": cur.refill(cur.informative_groups, max_rounds=3),
+    "two_phase": cur.two_phase(lambda rewards: np.full(len(rewards), 1), max_rollouts=3, first=G),
 }
 
 
 @for_each("source", SOURCES)
-def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed(source):
-    def play_all(resume=None, **options):
-        collector, state = started(source=SOURCES[source])
-        batches = []
-        for step in range(4):
-            if step == resume:
-                collector, _ = started(source=SOURCES[source])
-                state = jax.tree.map(np.copy, state)
-            batch, rows, state = play(collector, state, step, **options)
-            batches.append((rows, [each._replace(responses=()) for each in batch.requests]))
-        return batches, state
-
-    first, state = play_all()
-    for options in ({"together": False}, {"last_first": True}, {"resume": 3}):
-        again, other = play_all(**options)
-        assert again == first
-        jax.tree.map(np.testing.assert_array_equal, state, other)
-    for rows, requests in first:
-        members = [member for row in rows for member in row.members]
-        assert len(rows) == P and len(set(members)) == len(members)
+def test_the_laws_of_collectors(source):
+    collector, state = started(source=SOURCES[source])
+    for rows, _, collection in play_alike(functools.partial(play, collector), state, 4):
         begins = [row.members[0] for row in rows]
-        assert begins == sorted(begins) and len(requests) <= R + 3 * P
+        assert len(rows) == P and begins == sorted(begins)
+        assert len(collection.requests) <= R + 3 * P
 
 
 def test_predictions():
     # A reference whose grader failed tells nothing.
     collector, state = started(temperature=1e-6)
-    batch, _, state = play(collector, state, 0, failed=(1, 2))
+    _, state, batch = play(collector, state, 0, failed=(1, 2))
     places = [request.prompt for request in batch.requests[:R]]
     stay = [0, 3, 4]
     rates = np.array([rate(places[i]) for i in stay])
     if np.ptp(rates):
-        np.testing.assert_allclose(
-            state.rates, predicted([places[i] for i in stay], rates), atol=2e-5
-        )
+        close(state.rates, predicted([places[i] for i in stay], rates), atol=2e-5)
     else:
-        np.testing.assert_allclose(state.rates, rates[0])
+        close(state.rates, rates[0])
 
     # Predictions of the callers own are used.
     asked = []
@@ -207,15 +160,15 @@ def test_predictions():
         return np.linspace(0.0, 1.0, N)
 
     collector, state = started(temperature=1e-6, predict=predict)
-    *_, state = play(collector, state, 0)
+    _, state, _ = play(collector, state, 0)
     assert asked == [((N, 2), (R, 2), (R,), True)]
     steps = np.diff(state.rates)  # a line of it, through the references
-    np.testing.assert_allclose(steps, steps[0], rtol=1e-3)
+    close(steps, steps[0], rtol=1e-3)
 
     # All prompts are references where there are few.
     collector = targeted(references=256)
     state = collector.init(N)
-    batch, rows, _ = play(collector, state, 0)
+    rows, _, batch = play(collector, state, 0)
     assert sorted(request.prompt for request in batch.requests[:N]) == list(range(N))
     assert len(batch.requests) == N + P and len(rows) == P
 
@@ -231,19 +184,19 @@ def test_predictions():
     for step in range(2):
         # As a run does.
         of_batch = sized(collector, group_size=G, max_new_tokens=T, num_groups=P)
-        _, _, state = play(of_batch, state, step)
+        _, state, _ = play(of_batch, state, step)
     assert texts == [row["text"] for row in DATA]
 
 
 def test_an_adapter_predicts_and_is_told_by_its_numbers():
-    adapter = jr.curation.rate_adapter_init(jax.random.key(3), size=2, hidden=4, layers=1)
+    adapter = cur.rate_adapter_init(jax.random.key(3), size=2, hidden=4, layers=1)
     collector, state = started(temperature=1e-6, adapter=adapter)
-    batch, _, state = play(collector, state, 0)
+    _, state, batch = play(collector, state, 0)
     places = np.array([request.prompt for request in batch.requests[:R]])
     x, measured = np.stack([angle(row["text"]) for row in DATA]), np.float32([*map(rate, places)])
-    expected = jr.curation.adapted_rates(x, x[places], measured, adapter)
-    expected = jr.curation.linear_recalibration(expected, places, measured)
-    np.testing.assert_allclose(state.rates, expected, rtol=1e-5)
+    expected = cur.adapted_rates(x, x[places], measured, adapter)
+    expected = cur.linear_recalibration(expected, places, measured)
+    close(state.rates, expected, rtol=1e-5)
     other = jax.tree.map(lambda leaf: leaf + 1e-6, adapter)
     first, copy, changed = (
         targeted(adapter=each) for each in (adapter, jax.tree.map(np.array, adapter), other)
@@ -252,7 +205,7 @@ def test_an_adapter_predicts_and_is_told_by_its_numbers():
     assert jr.recipes.dots(adapter=adapter) == jr.recipes.dots(adapter=adapter)
     assert ", adapter=RateAdapter(" in repr(first)
     with pytest.raises(ValueError, match="targeted: predict=.* has no effect with an adapter"):
-        targeted(adapter=adapter, predict=jr.curation.attention_rates)
+        targeted(adapter=adapter, predict=cur.attention_rates)
     with pytest.raises(TypeError, match="targeted: adapter must be a RateAdapter; got tuple"):
         targeted(adapter=tuple(adapter))
 
@@ -268,18 +221,9 @@ def test_mistakes():
     reject("an embedding must have shape", embed=lambda text: np.zeros(len(text)))
     reject("result of predict", predict=lambda q, r, rates, where: rates)
     reject("predicted rate is not finite", predict=lambda q, r, x, where: np.full(N, np.nan))
-    source = jr.curation.prioritized(jr.curation.learnability)
+    source = cur.prioritized(cur.learnability)
     with pytest.raises(ValueError, match="the source must take them in the order of the data"):
         play(*started(source=source), 0)
-    for name, value in {"references": 0, "every": 0, "target": 1.5, "temperature": 0.0}.items():
-        with pytest.raises(ValueError, match=f"targeted: {name}"):
-            targeted(**{name: value})
-    for name in ("embed", "predict"):
-        with pytest.raises(TypeError, match=f"targeted: {name} must be a function"):
-            targeted(**{name: 3})
-    with pytest.raises(ValueError, match="until must be above start 2; got 1"):
-        replayed(capacity=2, share=0.5, start=2, until=1)
-
     # It prints what differs.
     source = replayed(capacity=8, share=0.5, start=2)
     shown = repr(targeted(references=8, every=1, target=0.3, embed=angle, source=source))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import jaxrl_llm as jr
+from jaxrl_llm import curation as cur
 
 TEMPLATES = {
     "template": "{prompt}|{solution}{feedback}",
@@ -18,7 +18,7 @@ WHERE = np.ones((2, 3), bool)
 def messages(**options):
     options = {"rewards": REWARDS, "where": WHERE} | options
     texts = options.pop("texts", TEXTS)
-    return jr.curation.solution_messages(texts, prompts=["p", "q"], **TEMPLATES, **options)
+    return cur.solution_messages(texts, prompts=["p", "q"], **TEMPLATES, **options)
 
 
 def test_solutions():
@@ -50,15 +50,13 @@ def test_solutions():
     assert messages(texts=texts, rewards=rewards)[1] == [None, "q|S e", "q|S e"]
 
     # The solution of the data is in every message.
-    told = jr.curation.ReferenceMessages(
+    told = cur.ReferenceMessages(
         column="key", template="{prompt}|{solution}{other}", solution_template="S {solution}"
     )
     rows = [{"id": "a", "key": "{prompt}"}, {"id": "b", "key": "2"}]
     found = told(TEXTS, prompts=["p", "q"], metadata=rows)
     assert found == [["p|S {prompt}{other}"] * 3, ["q|S 2{other}"] * 3]
-    (first, *_), _ = jr.curation.ReferenceMessages("key")(
-        TEXTS, prompts=["What?", "q"], metadata=rows
-    )
+    (first, *_), _ = cur.ReferenceMessages("key")(TEXTS, prompts=["What?", "q"], metadata=rows)
     assert first.startswith("What?\n\n") and "\n\n{prompt}\n\n" in first
     assert "{feedback}" not in first
     for row, words in (
@@ -72,7 +70,7 @@ def test_solutions():
 
 def test_templates():
     # A template may have other braces.
-    (first, *_), _ = jr.curation.solution_messages(
+    (first, *_), _ = cur.solution_messages(
         TEXTS, prompts=["p", "q"], rewards=REWARDS, where=WHERE, template=r"\boxed{answer} {prompt}"
     )
     assert first == r"\boxed{answer} p"
@@ -81,7 +79,7 @@ def test_templates():
     assert messages(success=0.2)[1] == ["q|S f", "q|S {x}", "q|S {x}"]
 
     # The first template asks the question again.
-    (first, *_), _ = jr.curation.solution_messages(
+    (first, *_), _ = cur.solution_messages(
         TEXTS, prompts=["What?", "q"], rewards=REWARDS, where=WHERE
     )
     assert first.startswith("What?\n\n") and "\n\nb\n\n" in first and "yes" not in first

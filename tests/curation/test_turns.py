@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from cheap import close, equal
 from compiled_curation import (
     downsample_mask,
     downsample_turns,
@@ -11,9 +11,7 @@ from compiled_curation import (
     role_loss_mask,
     spread_groups,
 )
-from rows import for_each
 
-from jaxrl_llm import aggregate, surrogates
 from jaxrl_llm.curation import ROLES
 
 SYSTEM, USER, ASSISTANT, TOOL, HEADER = (ROLES.index(x) for x in ROLES)
@@ -27,23 +25,9 @@ def test_roles():
     assert mask.tolist() == [[r == ASSISTANT for r in one], [False] * 8]
     there = jnp.arange(8) < 4
     cut = role_loss_mask(roles, where=jnp.broadcast_to(there, (2, 8)))
-    np.testing.assert_array_equal(cut, mask & there)
+    equal(cut, mask & there)
     both = role_loss_mask(roles, trainable=("assistant", "generation_prompt"))
     assert int(both.sum()) == 5
-
-    # Text of others changes no loss.
-    roles = jnp.array([[USER, ASSISTANT, TOOL, ASSISTANT], [USER] * 4])
-    mask = role_loss_mask(roles)
-    logp = jnp.array([[-1.0, -0.5, -2.0, -0.25], [-1.0] * 4])
-    other = jnp.where(mask, logp, jnp.nan)
-    advantages = jnp.array([1.0, -1.0])
-
-    def loss(logp):
-        tokens = surrogates.ppo_clip(logp, logp - 0.1, advantages, mask)
-        return aggregate.weighted_sum(tokens, aggregate.token_mean(mask))
-
-    assert float(loss(logp)) == float(loss(other)) != 0.0
-    assert np.isfinite(jax.grad(loss)(other)).all()
 
     # The expert steps in as often as it may.
     matches = jnp.array([True, False, False, False])
@@ -67,7 +51,7 @@ def test_turns():
     assert (downsample_mask(jax.random.key(0), where, multiple=1) == where).all()
     drawn = jax.vmap(lambda k: downsample_mask(k, jnp.ones(3, bool), multiple=2))
     share = drawn(jax.random.split(jax.random.key(1), 3000)).mean(0)
-    np.testing.assert_allclose(share, 2 / 3, atol=0.04)
+    close(share, 2 / 3, atol=0.04)
 
     # Turns are dropped in full.
     turn_ids = jnp.array([[0, 0, -1, 1, 1, 1], [0, 1, 1, 2, 2, 2]])
@@ -86,19 +70,3 @@ def test_turns():
     keep = spread_groups(rewards, where=where)
     assert keep.tolist() == [[True, True, False], [False] * 3, [True, False, False]]
     assert not spread_groups(rewards, where=where, keep_singletons=False)[2].any()
-
-
-@for_each(
-    ("make", "error", "words"),
-    [
-        (lambda x: role_loss_mask(x, trainable=("agent",)), ValueError, "trainable must be one of"),
-        (lambda x: role_loss_mask(x > 0), TypeError, "role_ids must hold integers"),
-        (lambda x: patch_decision(x > 0, x, limit=-1), ValueError, "limit must not be negative"),
-        (lambda x: patch_decision(x > 0, x[:2]), ValueError, "these must have the same shape"),
-        (lambda x: downsample_mask(jax.random.key(0), x > 0, multiple=0), ValueError, "multiple"),
-        (lambda x: spread_groups(x + 0.5, threshold=-1.0), ValueError, "threshold must not be"),
-    ],
-)
-def test_bad_input(make, error, words):
-    with pytest.raises(error, match=words):
-        make(jnp.arange(4))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import close, equal
 from rows import for_each
 
 from jaxrl_llm.environments import Gridworld, MemoryBandit, Parsed, stack
@@ -56,7 +57,7 @@ def test_4096_episodes_in_one_call_equal_each_alone(env):
             text, name = env.describe(np.asarray(seen[i]), False)
             assert (text, name) == (observation.messages[0]["content"], observation.state)
             for ours, theirs in zip(alive[i], states, strict=True):
-                np.testing.assert_array_equal(ours, theirs[i])
+                equal(ours, theirs[i])
     assert len(traces) == 1
 
 
@@ -65,8 +66,8 @@ def test_a_step_of_a_batch_is_pure():
     copy = jax.tree.map(np.copy, states)
     first = MAZE.step_batch(states, jnp.array([1, 2, 9]), jnp.ones(3, bool))
     second = MAZE.step_batch(states, jnp.array([1, 2, 9]), jnp.ones(3, bool))
-    jax.tree.map(np.testing.assert_array_equal, first, second)
-    jax.tree.map(np.testing.assert_array_equal, states, copy)
+    jax.tree.map(equal, first, second)
+    jax.tree.map(equal, states, copy)
 
 
 def test_the_gridworld_by_hand():
@@ -113,7 +114,7 @@ def test_the_optimum_of_the_gridworld_is_that_of_all_walks():
                     best[walk[0]] = max(best[walk[0]], total)
                     break
         reached = np.isfinite(best)
-        np.testing.assert_allclose(values[cell][reached], best[reached], atol=1e-6)
+        close(values[cell][reached], best[reached], atol=1e-6)
         assert reached.any()
     assert env.optimal_actions(gamma)["0,1"] == ("south",)
 
@@ -159,7 +160,7 @@ def test_flips_come_from_seed_and_turn_alone_at_their_rate():
     states = stack([env.reset({"best": "a"}, seed)[0] for seed in range(2000)])
     _, _, right, _ = env.step_batch(states, jnp.zeros(2000, jnp.int32), jnp.ones(2000, bool))
     _, _, wrong, _ = env.step_batch(states, jnp.ones(2000, jnp.int32), jnp.ones(2000, bool))
-    np.testing.assert_array_equal(np.asarray(right), 1 - np.asarray(wrong))
+    equal(np.asarray(right), 1 - np.asarray(wrong))
     # Four standard errors of a share of 2,000 draws.
     assert abs(float(np.mean(right)) - 0.75) < 4 * np.sqrt(0.75 * 0.25 / 2000)
 

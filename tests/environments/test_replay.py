@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import gc
+import itertools
 import pickle
 import threading
 import time
@@ -30,8 +31,8 @@ class Counter:
         assert self.lock.acquire(blocking=False), "two threads step one instance"
         try:
             self.total += int(action.text)
-            message = {"role": "user", "content": str(self.total)}
-            return Observation([message], 0.5, self.total >= 10, self.total < 0)
+            seen = said(str(self.total))
+            return seen._replace(reward=0.5, done=self.total >= 10, stopped=self.total < 0)
         finally:
             self.lock.release()
 
@@ -46,7 +47,25 @@ class Counting(Replay):
 
     def start(self, task, seed):
         counter = Counter(self.offset + seed + task.get("from", 0))
-        return counter, Observation([{"role": "user", "content": str(counter.total)}])
+        return counter, said(str(counter.total))
+
+
+def said(text):
+    return Observation([{"role": "user", "content": text}])
+
+
+def text_of(seen):
+    return seen.messages[0]["content"]
+
+
+def starting(start, **options):
+    """An environment whose instances ``start()`` makes."""
+
+    class Started(Replay):
+        def start(self, task, seed):
+            return start()
+
+    return Started(**options)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +88,7 @@ def test_an_episode_uses_one_instance():
     state, seen = env.reset({}, 1)
     for text, total in (("2", "3"), ("3", "6")):
         state, seen = env.step(state, Parsed(text))
-        assert seen.messages[0]["content"] == total
+        assert text_of(seen) == total
     assert len(STARTED) == 1
     assert state.actions == (Parsed("2"), Parsed("3")) and (state.task, state.seed) == ({}, 1)
 
@@ -78,8 +97,8 @@ def test_forks_go_on_from_one_state_and_do_not_meet():
     env = Counting()
     state, _ = env.step(env.reset({}, 0)[0], Parsed("1"))
     ways = [env.step(state, Parsed(text)) for text in ("2", "3", "2")]
-    assert [seen.messages[0]["content"] for _, seen in ways] == ["3", "4", "3"]
-    assert [env.step(s, Parsed("1"))[1].messages[0]["content"] for s, _ in ways] == ["4", "5", "4"]
+    assert [text_of(seen) for _, seen in ways] == ["3", "4", "3"]
+    assert [text_of(env.step(s, Parsed("1"))[1]) for s, _ in ways] == ["4", "5", "4"]
     assert len(STARTED) == 3  # the first way took the instance, the others one each
 
 
@@ -106,7 +125,7 @@ def test_waiting_instances_are_bounded_and_the_oldest_is_closed():
     assert [counter.total for counter in OPEN] == [2, 3]
     # An episode whose instance was closed goes on.
     _, seen = env.step(states[0], Parsed("1"))
-    assert seen.messages[0]["content"] == "1" and len(OPEN) == 2
+    assert text_of(seen) == "1" and len(OPEN) == 2
 
 
 @for_each("text", ["99", "-99"])
@@ -125,31 +144,23 @@ def test_an_instance_that_raises_is_closed_and_the_state_goes_on():
     with pytest.raises(ValueError, match="invalid literal"):
         env.step(state, Parsed("a word"))
     assert not OPEN
-    assert env.step(state, Parsed("1"))[1].messages[0]["content"] == "1"
+    assert text_of(env.step(state, Parsed("1"))[1]) == "1"
 
 
 def test_an_environment_that_draws_elsewhere_is_reported():
-    drawn = iter(range(100))
-
-    class Drawing(Replay):
-        def start(self, task, seed):
-            return Counter(0), Observation([{"role": "user", "content": "begin"}])
+    drawn, begin = itertools.count(), said("begin")
 
     class Unseeded(Counter):
         def step(self, action):
             self.total = next(drawn)
             return super().step(action)
 
-    env = Drawing(live=0)
+    kinds = ((Counter, begin), (Counter, begin), (Unseeded, Observation([])), (Unseeded, begin))
+    starts = ((kind(0), first) for kind, first in kinds)
+    env = starting(lambda: next(starts), live=0)
     state, _ = env.step(env.reset({}, 0)[0], Parsed("1"))
-    env.step(state, Parsed("1"))  # 1 again
-    Drawing.start = lambda self, task, seed: (Unseeded(0), Observation([]))
-    with pytest.raises(
-        RuntimeError, match=r"Drawing: seed 0 and .* led elsewhere at reset, to \[\]"
-    ):
+    with pytest.raises(RuntimeError, match=r"seed 0 and .* led elsewhere at reset, to \[\]"):
         env.step(state, Parsed("1"))
-    first = Observation([{"role": "user", "content": "begin"}])
-    Drawing.start = lambda self, task, seed: (Unseeded(0), first)
     with pytest.raises(RuntimeError, match=r"after action 1 of 1, to .*'\d'"):
         next(drawn)
         env.step(state, Parsed("1"))
@@ -169,30 +180,24 @@ class Numbered(Counter):
 
 
 def test_an_episode_never_goes_on_with_the_instance_of_another():
-    class Serial(Replay):
-        def start(self, task, seed):
-            instance = Numbered()
-            return instance, instance.step(Parsed(""))
+    def start():
+        instance = Numbered()
+        return instance, instance.step(Parsed(""))
 
-    env, action = Serial(), Parsed("1")
+    env, action = starting(start), Parsed("1")
     states = [env.reset({}, 0)[0] for _ in range(2)]
     states = [env.step(state, action)[0] for state in states]
     for number in (1, 0):
         _, seen = env.step(states[number], action)
-        assert seen.messages[0]["content"] == f"number {number}"
+        assert text_of(seen) == f"number {number}"
     assert len(STARTED) == 2
 
 
 def test_of_several_waiting_instances_the_newest_goes_on():
-    class Expiring(Replay):
-        def start(self, task, seed):
-            first = Observation([{"role": "user", "content": "begin"}])
-            return Numbered(broken=not STARTED), first
-
-    env = Expiring()
+    env = starting(lambda: (Numbered(broken=not STARTED), said("begin")))
     states = [env.reset({}, 0)[0] for _ in range(2)]
     assert states[0] == states[1]
-    assert env.step(states[1], Parsed("1"))[1].messages[0]["content"] == "number 1"
+    assert text_of(env.step(states[1], Parsed("1"))[1]) == "number 1"
 
 
 class Costing(Counter):
@@ -203,7 +208,7 @@ class Costing(Counter):
 class Costs(Counting):
     def start(self, task, seed):
         instance = Costing(self.offset + seed)
-        return instance, Observation([{"role": "user", "content": str(instance.total)}])
+        return instance, said(str(instance.total))
 
 
 def wait_until_closed():
@@ -222,7 +227,7 @@ def test_a_limit_of_the_run_asks_the_instance_and_closes_it(live):
     for end, action, reward in (("turns", None, -5), ("length", Parsed("1"), -16)):
         assert env.truncation_reward(state, end, action) == reward
         wait_until_closed()
-    assert env.step(state, Parsed("1"))[1].messages[0]["content"] == "6"
+    assert text_of(env.step(state, Parsed("1"))[1]) == "6"
     # A state of another process goes on with a new instance.
     other = pickle.loads(pickle.dumps(env))
     assert other.truncation_reward(state, "context", None) == -5
@@ -247,11 +252,7 @@ def test_close_waits_for_those_that_a_limit_ends():
             assert may_close.wait(60)
             super().close()
 
-    class Slowly(Counting):
-        def start(self, task, seed):
-            return Slow(0), Observation([{"role": "user", "content": "0"}])
-
-    env = Slowly()
+    env = starting(lambda: (Slow(0), said("0")))
     assert env.truncation_reward(env.reset({}, 0)[0], "turns", None) == 0
     assert OPEN  # it does not wait
     threading.Timer(0.05, may_close.set).start()
@@ -270,21 +271,6 @@ def test_closes_with_the_environment_and_goes_on_after_close():
     if OPEN:
         gc.collect()
     assert not OPEN
-
-
-def test_threads_step_episodes_of_one_environment():
-    env = Counting(live=3)
-
-    def episode(seed):
-        state, _ = env.reset({}, seed % 4)
-        for _ in range(5):
-            state, seen = env.step(state, Parsed("1"))
-        return int(seen.messages[0]["content"])
-
-    with ThreadPoolExecutor(8) as pool:
-        totals = list(pool.map(episode, range(64)))
-    assert totals == [seed % 4 + 5 for seed in range(64)]
-    assert len(OPEN) <= 3
 
 
 def test_options_are_a_value():
@@ -307,14 +293,8 @@ class Stuck(Counter):
         raise OSError("the server is gone")
 
 
-@dataclasses.dataclass(frozen=True)
-class Sticking(Replay):
-    def start(self, task, seed):
-        return Stuck(seed), Observation([{"role": "user", "content": "begin"}])
-
-
 def test_an_instance_that_cannot_be_closed_costs_no_episode():
-    env = Sticking(live=1)
+    env = starting(lambda: (Stuck(0), said("begin")), live=1)
     _, seen = env.step(env.reset({}, 0)[0], Parsed("99"))
     assert (seen.done, seen.reward) == (True, 0.5)
     states = [env.reset({}, seed)[0] for seed in range(2)]  # the second closes the first
@@ -328,18 +308,14 @@ def test_an_instance_whose_observation_cannot_be_read_is_closed():
         def step(self, action):
             return super().step(action)._replace(reward="much")
 
-    class Reading(Replay):
-        def start(self, task, seed):
-            return Unreadable(0), Observation([{"role": "user", "content": "begin"}])
-
-    env = Reading()
+    env = starting(lambda: (Unreadable(0), said("begin")))
     state, _ = env.reset({}, 0)
     with pytest.raises(ValueError, match="could not convert string to float"):
         env.step(state, Parsed("1"))
     assert not OPEN
 
 
-def test_instances_are_at_most_those_that_wait_and_one_for_each_step_under_way():
+def test_threads_step_episodes_of_one_environment():
     live, workers, most = 2, 4, []
 
     class Counted(Counting):
@@ -351,10 +327,13 @@ def test_instances_are_at_most_those_that_wait_and_one_for_each_step_under_way()
     env = Counted(live=live)
 
     def episode(seed):
-        state, _ = env.reset({}, seed)
-        for _ in range(3):
-            state, _ = env.step(state, Parsed("0"))
+        state, _ = env.reset({}, seed % 4)
+        for _ in range(5):
+            state, seen = env.step(state, Parsed("1"))
+        return int(text_of(seen))
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(episode, range(9)))
-    assert live < max(most) <= live + workers
+        totals = list(pool.map(episode, range(32)))
+    assert totals == [seed % 4 + 5 for seed in range(32)]
+    # Instances that wait, and one for each step under way.
+    assert live < max(most) <= live + workers and len(OPEN) <= live

@@ -94,40 +94,9 @@ def test_a_schema_from_signature_and_docstring():
     }
 
 
-def no_docstring(a: int):
-    return a
-
-
-def no_type(a):
-    """Adds."""
-
-
-def bytes_type(a: bytes):
-    """Adds."""
-
-
-def many(*a: int):
-    """Adds."""
-
-
-def positional(a: int, /):
-    """Adds."""
-
-
-def bad_default(a: float = float("nan")):
-    """Adds."""
-
-
-def bad_keys(a: dict[int, str]):
-    """Adds."""
-
-
-def other_argument(a: int):
-    """Adds.
-
-    Args:
-      b: The other.
-    """
+def fake(name, function, text="Adds.", **types):
+    function.__name__, function.__doc__, function.__annotations__ = name, text, types
+    return function
 
 
 async def later(a: int):
@@ -137,14 +106,14 @@ async def later(a: int):
 @for_each(
     ("function", "message"),
     [
-        (no_docstring, "no_docstring needs a docstring"),
-        (no_type, "`a` of no_type has no type"),
-        (bytes_type, "`a` of bytes_type has the type .*bytes"),
-        (many, "must have names"),
-        (positional, "cannot be passed by its name"),
-        (bad_default, "a default of bad_default is not JSON"),
-        (bad_keys, "keys of JSON are texts"),
-        (other_argument, "describes 'b', which is no argument"),
+        (fake("bare", lambda a: a, None, a=int), "bare needs a docstring"),
+        (fake("untyped", lambda a: a), "`a` of untyped has no type"),
+        (fake("raw", lambda a: a, a=bytes), "`a` of raw has the type .*bytes"),
+        (fake("many", lambda *a: a, a=int), "must have names"),
+        (fake("placed", lambda a, /: a, a=int), "cannot be passed by its name"),
+        (fake("odd", lambda a=float("nan"): a, a=float), "a default of odd is not JSON"),
+        (fake("keyed", lambda a: a, a=dict[int, str]), "keys of JSON are texts"),
+        (fake("b", lambda a: a, "Adds.\n\nArgs:\n  b: The other.\n", a=int), "describes 'b', wh"),
         (later, "later is async"),
     ],
 )
@@ -255,6 +224,11 @@ TASK = {"text": "12 * 12?", "answer": "144"}
 CALL = ToolCall("calculator", {"expression": "12 * 12"})
 
 
+def begin(reward=graded, **options):
+    env = ToolEnv([calculator], reward, **options)
+    return env, env.reset(TASK, seed=0)[0]
+
+
 def test_an_async_tool_is_no_answer():
     async def later():
         return 1
@@ -317,8 +291,7 @@ def test_no_answer_earns_no_more_than_a_wrong_one():
         return float(completion.splitlines()[-1] == "144")
 
     for reward, value in ((dapo_math, -1.0), (last_integer, 0.0), (needs_text, 0.0)):
-        env = ToolEnv([calculator], reward, max_turns=1)
-        state, _ = env.reset(TASK, seed=0)
+        env, state = begin(reward, max_turns=1)
         for action in (Parsed("144", complete=False), Parsed("Answer: 144", calls=(CALL,))):
             _, seen = env.step(state, action)
             assert (seen.reward, seen.done, seen.stopped, seen.info) == (value, False, True, {})
@@ -339,8 +312,7 @@ def test_no_answer_is_graded_by_a_subagent_where_one_answers():
     def judged(prompt, completion, metadata):
         return -float(ask_subagent(f"How wrong is {completion!r}?"))
 
-    env = ToolEnv([calculator], judged, max_turns=1)
-    state, _ = env.reset(TASK, seed=0)
+    env, state = begin(judged, max_turns=1)
     with answered_by(lambda messages, check: "2"):
         assert env.step(state, Parsed("144", complete=False))[1].reward == -2
     with pytest.raises(NoSubagentError):
@@ -348,8 +320,7 @@ def test_no_answer_is_graded_by_a_subagent_where_one_answers():
 
 
 def test_what_is_unfinished_earns_nothing():
-    env = ToolEnv([calculator], lambda *_: 1.0, max_turns=2)
-    state, _ = env.reset(TASK, seed=0)
+    env, state = begin(lambda *_: 1.0, max_turns=2)
     _, seen = env.step(state, Parsed("144", complete=False))
     assert (seen.reward, seen.done, seen.stopped) == (0.0, False, True)
     state, seen = env.step(state, Parsed("", error="A tool call is not valid JSON."))
@@ -362,8 +333,7 @@ def test_what_is_unfinished_earns_nothing():
 
 
 def test_calls_beside_a_malformed_one_and_too_many():
-    env = ToolEnv([calculator], graded, max_calls=2)
-    state, _ = env.reset(TASK, seed=0)
+    env, state = begin(graded, max_calls=2)
     call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
     _, seen = env.step(state, parse_turn(f"{call}<tool_call>{{</tool_call>"))
     assert [m["content"][:9] for m in seen.messages] == ["2", "Error: A "]
@@ -387,26 +357,21 @@ def test_bad_options_are_named(options, message):
 
 def test_the_python_tool_answers_with_what_is_printed(monkeypatch):
     results = {
-        "print(1)": ("1\n", "", 0, "exit"),
-        "1/0": ("", "ZeroDivisionError\n", 1, "exit"),
-        "pass": ("", "", 0, "exit"),
-        "loop": ("a\n", "", None, "time"),
+        "print(1)": ("1\n", "", 0, "exit", "1"),
+        "1/0": ("", "ZeroDivisionError\n", 1, "exit", "ZeroDivisionError"),
+        "pass": ("", "", 0, "exit", "(nothing printed; exit code 0)"),
+        "loop": ("a\n", "", None, "time", "a\nError: the program was ended (time)"),
     }
 
     def run_python(code):
         names = ("stdout", "stderr", "exit_code", "ended")
-        return types.SimpleNamespace(**dict(zip(names, results[code], strict=True)))
+        return types.SimpleNamespace(**dict(zip(names, results[code], strict=False)))
 
     sandbox = types.ModuleType("sandbox")
     sandbox.run_python = run_python
     monkeypatch.setitem(sys.modules, "jaxrl_llm.rewards.sandbox", sandbox)
-    answers = [ask("python", {"code": code}, [python]) for code in results]
-    assert answers == [
-        "1",
-        "ZeroDivisionError",
-        "(nothing printed; exit code 0)",
-        "a\nError: the program was ended (time)",
-    ]
+    for code, result in results.items():
+        assert ask("python", {"code": code}, [python]) == result[-1]
 
 
 def test_the_python_tool_runs_in_the_sandbox(monkeypatch):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import equal
 from jax.sharding import NamedSharding, PartitionSpec
 from rows import for_each
 
@@ -15,7 +16,6 @@ from jaxrl_llm.evolution import (
     model_delta,
     noise,
     perturb,
-    zscore,
 )
 
 KEY = jax.random.key(2)
@@ -66,20 +66,12 @@ def test_the_sum_over_members_written_out(pairs, rank):
 
 def test_pairs():
     # Equal fitness within each pair: exactly nothing. The sides exchanged: the other direction.
-    jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), grad(jnp.repeat(FITNESS, 2)))
+    jax.tree.map(lambda x: equal(x, 0), grad(jnp.repeat(FITNESS, 2)))
     swapped = FITNESS.reshape(-1, 2)[:, ::-1].reshape(-1)
     close(grad(swapped), jax.tree.map(jnp.negative, grad()), atol=0)
     order = jnp.array([3, 0, 5, 1, 4, 2])
     permuted = FITNESS.reshape(-1, 2)[order].reshape(-1)
     close(grad(permuted, draws=order), grad())
-
-
-def test_members_one_by_one():
-    whole, parts = grad(sigma=None, scale="mean"), []
-    for k in range(6):
-        one = grad(FITNESS[2 * k : 2 * k + 2], sigma=None, scale="mean", draws=jnp.array([k]))
-        parts.append(one)
-    close(jax.tree.map(lambda *x: sum(x) / 6, *parts), whole)
 
 
 @for_each("chunk", [1, 5, 100])
@@ -132,22 +124,6 @@ def test_the_smoothed_derivative_of_a_sine(rank, expected):
         return eggroll_grad(params, classes, KEY, 0, fitness, **options)["w"][0, 0]
 
     assert abs(-estimate() - expected) < 0.012
-
-
-@for_each("rank", [1, 2])
-def test_the_rank_of_an_update_is_at_most_that_of_its_draws(rank):
-    params = {"w": jnp.zeros((16, 12))}
-    found = grad(F, params, leaf_classes(params), rank=rank)["w"]
-    singular = np.linalg.svd(found, compute_uv=False)
-    assert (singular > 1e-6 * singular[0]).sum() == 2 * rank
-
-
-@pytest.mark.parametrize(("rank", "population"), [(1, 256), (4, 256), (1, 1024)])
-def test_the_size_of_a_step_is_the_rate_times_sigma(rank, population):
-    params = {"w": jnp.zeros((40, 40))}
-    fitness = zscore(jax.random.normal(jax.random.key(7), (population,)))
-    found = grad(fitness, params, leaf_classes(params), sigma=0.01, rank=rank)["w"]
-    assert abs(float(jnp.sqrt(jnp.mean(found**2))) / 0.01 - 1) < 0.12
 
 
 def test_dtypes():
@@ -204,32 +180,4 @@ def test_sharded_is_unsharded():
     close(found, update(params, FITNESS))
     members = jnp.arange(8).reshape(4, 2)
     found = jax.jit(draw, out_shardings=over)(placed, jax.device_put(members, over))
-    jax.tree.map(np.testing.assert_array_equal, found, jax.jit(draw)(params, members))
-
-
-@for_each(
-    ("changes", "error", "words"),
-    [
-        ({"fitness": F[:3]}, ValueError, r"even number .* got shape \(3,\), so that one has no"),
-        ({"fitness": jnp.ones((2, 3))}, ValueError, r"\(2, 3\), so that a group would end inside"),
-        ({"fitness": jnp.ones(0)}, ValueError, "at least one member"),
-        ({"fitness": jnp.arange(4)}, TypeError, "fitness must be floating point"),
-        ({"sigma": 0.0}, ValueError, "sigma must be above 0; got 0"),
-        ({"sigma": None}, ValueError, "scale='step' needs the sigma"),
-        ({"scale": "mean"}, ValueError, "sigma=0.1 has no effect with scale='mean'"),
-        ({"scale": "rms"}, ValueError, "scale must be one of 'step', 'gradient', 'mean'"),
-        ({"chunk": 0}, ValueError, "chunk must be at least 1"),
-        ({"rank": 5}, ValueError, r"smaller side of leaf 'up/kernel' \(6, 4\); got 5"),
-        ({"draws": jnp.arange(3)}, ValueError, r"draws must have shape \(6,\); got \(3,\)"),
-        ({"draws": jnp.ones(6)}, TypeError, "draws must hold integers"),
-        ({"classes": {"w": "full"}}, ValueError, "classes must have the form of params"),
-        (
-            {"classes": jax.tree.map(lambda _: "full", PARAMS), "sign": True},
-            ValueError,
-            "sign has no effect where no leaf has noise of low rank",
-        ),
-    ],
-)
-def test_bad_input(changes, error, words):
-    with pytest.raises(error, match=f"eggroll_grad: .*{words}"):
-        grad(**changes)
+    jax.tree.map(equal, found, jax.jit(draw)(params, members))

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rows import for_each
 
 from jaxrl_llm.evolution import eggroll_grad, full_rank, leaf_classes, leaf_table, moving
 from jaxrl_llm.testing import tiny_model
@@ -119,36 +118,3 @@ def test_full_rank_moves_the_same_leaves():
     classes = leaf_classes(tree(), rules=[("embed/*", "embedding")])
     assert moving(full_rank(classes)) == moving(classes)
     assert set(jax.tree.leaves(full_rank(classes))) == {"full", "frozen"}
-
-
-def ruled(*rules, **leaves):
-    return lambda: leaf_classes(tree(**leaves), rules=rules)
-
-
-@for_each(
-    ("call", "words"),
-    [
-        (
-            ruled(("layer/*", "frozen")),
-            "rule 'layer/\\*' matches no leaf; leaves are embed/embedding, layers/0/bias",
-        ),
-        (
-            ruled(("layers/*", "full"), ("*/0/bias", "frozen")),
-            "rule '\\*/0/bias' is behind a rule that matches the same",
-        ),
-        (ruled(("*", "low_rank")), "Did you mean 'lowrank'"),
-        (ruled(("*bias", "lowrank")), r"'layers/0/bias' has shape \(3,\), .* cannot be 'lowrank'"),
-        (ruled(("n", "full"), n=jnp.zeros(2, int)), "'n' is int32, so it cannot be 'full'"),
-        (lambda: leaf_classes(tree(), others="lowrank"), "others must be one of"),
-        (lambda: moving({"w": "thawed"}), "class must be one of"),
-        (lambda: leaf_table(tree(), {"w": "frozen"}), "classes must have the form of params"),
-        (lambda: leaf_table(tree(), ruled(("*", "frozen"))()), "every leaf is frozen"),
-        (
-            lambda: leaf_table(tree(), leaf_classes(tree()), rank=4),
-            r"smaller side of leaf 'layers/0/kernel' \(4, 3\); got 4",
-        ),
-    ],
-)
-def test_bad_input(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

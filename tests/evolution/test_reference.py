@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
-from rows import for_each
+from cheap import close
 
 from jaxrl_llm.evolution import (
     eggroll_grad,
@@ -34,9 +33,9 @@ def test_worked_numbers_of_open_es(monkeypatch):
     given(monkeypatch, [[1, 0], [0, 2]])
     fitness, options = jnp.array([0.5, -0.5]), {"sigma": 0.1}
     alone = open_es_grad(PARAMS, CLASSES, KEY, 0, fitness, pairs=False, **options)["w"]
-    np.testing.assert_allclose(-0.1 * alone, [0.25, -0.5], atol=1e-6)
+    close(-0.1 * alone, [0.25, -0.5], atol=1e-6)
     pair = open_es_grad(PARAMS, CLASSES, KEY, 0, fitness, **options)["w"]
-    np.testing.assert_allclose(-0.1 * pair, [0.5, 0.0], atol=1e-6)
+    close(-0.1 * pair, [0.5, 0.0], atol=1e-6)
 
 
 def test_worked_numbers_of_es_qiu(monkeypatch):
@@ -44,7 +43,7 @@ def test_worked_numbers_of_es_qiu(monkeypatch):
     fitness = zscore(jnp.array([0.2, 0.4, 0.9]), eps=0.0)
     grads = es_qiu_grad(PARAMS, CLASSES, KEY, 0, fitness)
     updates, _ = optax.sgd(5e-4).update(grads, optax.sgd(5e-4).init(PARAMS))
-    np.testing.assert_allclose(updates["w"], [-4.246e-4, 5.66e-5], atol=1e-7)
+    close(updates["w"], [-4.246e-4, 5.66e-5], atol=1e-7)
     still = es_qiu_grad(PARAMS, CLASSES, KEY, 0, zscore(jnp.full(3, 0.7)))["w"]
     assert not np.any(still)
 
@@ -61,7 +60,7 @@ def test_a_pair_that_is_not_shaped_is_the_two_point_estimate():
     fitness = jnp.stack([-loss(up), -loss(down)])
     found = open_es_grad(params, classes, KEY, 0, fitness, sigma=0.1)
     expected = jax.tree.map(lambda x, y: slope * (x - y) / 0.1, up, params)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3), found, expected)
+    jax.tree.map(lambda x, y: close(x, y, rtol=1e-3), found, expected)
 
 
 def test_the_same_scale_as_noise_of_low_rank():
@@ -73,20 +72,3 @@ def test_the_same_scale_as_noise_of_low_rank():
         found = update(fitness)["w"]
         assert abs(float(jnp.sqrt(jnp.mean(found**2))) / 0.01 - 1) < 0.12
     assert np.linalg.matrix_rank(found) == 30
-
-
-@for_each(
-    ("call", "words"),
-    [
-        (
-            lambda: open_es_grad(PARAMS, CLASSES, KEY, 0, jnp.ones(3), sigma=0.1),
-            "fitness must be of an even number",
-        ),
-        (lambda: open_es_grad(PARAMS, CLASSES, KEY, 0, jnp.ones(2)), "needs the sigma"),
-        (lambda: es_qiu_grad(PARAMS, CLASSES, KEY, 0, jnp.ones(0)), "at least one member"),
-        (lambda: full_rank({"w": "dense"}), "class must be one of"),
-    ],
-)
-def test_bad_input(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

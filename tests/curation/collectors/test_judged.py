@@ -2,57 +2,38 @@
 
 import jax
 import numpy as np
-import pytest
+from batches_of_collectors import outcome, play_batch
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import JUDGE, Collection, Outcome, judged
+from jaxrl_llm.curation import JUDGE, Collection, judged
 
 P, G = 8, 2
 DATA = [{"text": f"question {i}"} for i in range(10)]
 
 
-def outcome(place, rewards):
-    size = len(rewards)
-    return Outcome(
-        prompt=place,
-        rewards=np.float32(rewards),
-        where=np.ones(size, bool),
-        lengths=np.full(size, 3, np.int32),
-        truncated=np.zeros(size, bool),
-        reward_components={},
-        texts=tuple(f"answer {place}.{g}" for g in range(size)),
-    )
+def graded(place, rewards, **changes):
+    return outcome(place, rewards, texts=tuple(f"answer {place}.{g}" for g in range(G)), **changes)
 
 
-def play(collector, rewards, together=True):
+def play(collector, rewards, one_by_one=False):
     """All requests of a batch whose questions have these rewards, and the rows."""
-    state, key = collector.init(10), jax.random.key(0)
-    collection = Collection(P, G, data=DATA)
-    for _ in range(2):
-        decision, _ = collector.observe(state, collection)
-        for count in [decision.ask] if together else [1] * decision.ask:
-            more, state = collector.propose(state, key, collection, count)
-            collection = collection._replace(
-                requests=collection.requests + more,
-                outcomes=collection.outcomes + (None,) * len(more),
-            )
-        assert collector.observe(state, collection)[0].rows is None
-        done = [
-            outcome(i, rewards[i]) if i < len(rewards) else outcome(0, [0.0, 1.0])
-            for i in range(len(collection.requests))
-        ]
-        collection = collection._replace(outcomes=tuple(done))
-    decision, state = collector.observe(state, collection)
-    return collection.requests, decision.rows, state
+
+    def answer(request, number, place):
+        return graded(place, rewards[number] if number < len(rewards) else MIXED)
+
+    rows, state, batch = play_batch(
+        collector, collector.init(10), Collection(P, G, data=DATA), answer, one_by_one=one_by_one
+    )
+    return batch.requests, rows, state
 
 
 RIGHT, WRONG, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
 
 
-@for_each("together", [True, False])
-def test_half_of_a_batch_judges_and_refines(together):
-    requests, rows, state = play(judged(point=0.0), [MIXED, MIXED, MIXED, RIGHT], together)
+@for_each("one_by_one", [False, True])
+def test_half_of_a_batch_judges_and_refines(one_by_one):
+    requests, rows, state = play(judged(point=0.0), [MIXED, MIXED, MIXED, RIGHT], one_by_one)
     assert len(rows) == P and [row.members[0] for row in rows] == [(i, 0) for i in range(P)]
     assert [request.role for request in requests].count(JUDGE) == 2
     assert [request.text is not None for request in requests] == [False] * 4 + [True] * 4
@@ -95,7 +76,7 @@ def test_judges():
     assert requests[-1].prompt is None and requests[-1].rollouts == G
 
     # An answer that was cut off or has no room is not judged.
-    collector, done = judged(judges=0.5, refines=0.0), [outcome(i, WRONG) for i in range(4)]
+    collector, done = judged(judges=0.5, refines=0.0), [graded(i, WRONG) for i in range(4)]
     cut = [each._replace(truncated=np.ones(G, bool)) for each in done]
 
     def tasks(outcomes, takes_text=bool):
@@ -116,9 +97,5 @@ def test_messages_of_a_user_and_bad_options():
 
     requests, _, _ = play(judged(judge=message, refine=message), [WRONG] * 4)
     assert {request.text for request in requests[4:]} <= {f"question {i}: 1" for i in range(4)}
-    with pytest.raises(ValueError, match=r"judges \+ refines must be below 1; got 0.5 \+ 0.5"):
-        judged(judges=0.5, refines=0.5)
-    with pytest.raises(TypeError, match="judge must be a function; got 'x'"):
-        judged(judge="x")
     assert repr(judged(point=0.5)) == "judged(judges=0.25, refines=0.25, point=0.5)"
     assert jr.recipes.spark().collector == judged()

@@ -1,12 +1,11 @@
 """Beliefs of success rates: updates of VADE, MoPPS and InSight, draws, information."""
 
 import math
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from cheap import close, equal
 from compiled_curation import (
     belief_init,
     belief_mean,
@@ -51,23 +50,10 @@ def test_update_worked_numbers(start, right, options, expected):
     state = belief_update(
         state_of([start[0]], [start[1]]), jnp.array([0]), outcomes([right]), **options
     )
-    np.testing.assert_allclose([state.alpha[0], state.beta[0]], expected, rtol=1e-5)
+    close([state.alpha[0], state.beta[0]], expected, rtol=1e-5)
 
 
 def test_updates():
-    # What is not visited drifts to the prior.
-    state = belief_update(state_of([10.0, 1], [1.2, 1]), jnp.array([1]), outcomes([3]), **VADE)
-    np.testing.assert_allclose([state.alpha[0], state.beta[0]], [9.991, 1.1998], rtol=1e-5)
-    state = belief_update(state_of([10.0, 1], [1.2, 1]), jnp.array([1]), outcomes([3]), retain=0.5)
-    np.testing.assert_allclose([state.alpha[0], state.beta[0]], [10.0, 1.2])
-
-    # A constant outcome settles at its share of the past.
-    state = state_of([1.0], [1.0])
-    update = jax.jit(lambda s: belief_update(s, jnp.array([0]), outcomes([3]), retain=0.2))
-    for _ in range(12):
-        state = update(state)
-    np.testing.assert_allclose([state.alpha[0] - 1, state.beta[0] - 1], [3.75, 6.25], rtol=1e-4)
-
     # Update equals the float64 reference with repeats strangers and junk.
     rng = np.random.default_rng(0)
     ids = np.array([2, 0, 2, -1, 7, 4, 3])
@@ -83,8 +69,8 @@ def test_updates():
         jax.tree.map(jnp.asarray, state), jnp.asarray(ids), jnp.asarray(junk, jnp.float32),
         retain=jnp.asarray(retain), where=jnp.asarray(where), **options,
     )  # fmt: skip
-    np.testing.assert_allclose(out.alpha, expected[0], rtol=1e-5)
-    np.testing.assert_allclose(out.beta, expected[1], rtol=1e-5)
+    close(out.alpha, expected[0], rtol=1e-5)
+    close(out.beta, expected[1], rtol=1e-5)
 
     # The tracker of spo is the same recursion without a prior.
     rewards, ids = jnp.array([[1.0], [0.0], [1.0]]), jnp.array([1, 0, 1])
@@ -92,7 +78,7 @@ def test_updates():
     ours = belief_update(tracker, ids, rewards, retain=0.875, prior=(0.0, 0.0))
     theirs = beta_tracker_update(tracker, ids, rewards, 0.875)
     assert isinstance(ours, BetaTracker)
-    np.testing.assert_allclose(ours, theirs)
+    close(ours, theirs)
 
     # Init and mean.
     state = belief_init(3, prior=(2.0, 6.0))
@@ -130,7 +116,7 @@ def test_draws_of_candidates_extremes_and_strangers():
     some = thompson_rates(jax.random.key(0), state, jnp.array([2, -1, 6, 0]))
     assert jnp.isnan(some).tolist() == [False, True, True, False] and some[3] == 0
     again = jax.jit(thompson_rates)(jax.random.key(0), state, jnp.array([2, -1, 6, 0]))
-    np.testing.assert_array_equal(some, again)
+    equal(some, again)
 
 
 @for_each(
@@ -142,7 +128,7 @@ def test_draws_of_candidates_extremes_and_strangers():
 )  # fmt: skip
 def test_information_worked_numbers(alpha, beta, rollouts, expected):
     out = beta_bernoulli_information(jnp.float32(alpha), jnp.float32(beta), rollouts=rollouts)
-    np.testing.assert_allclose(out, expected, atol=1e-6)
+    close(out, expected, atol=1e-6)
 
 
 def entropy(a, b):
@@ -162,20 +148,10 @@ def test_information_equals_the_float64_entropies_of_the_paper(rollouts):
         jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), rollouts=rollouts
     )
     # The float64 entropies of large counts cancel to some 1e-9.
-    np.testing.assert_allclose(out, expected, rtol=2e-4, atol=1e-8)
+    close(out, expected, rtol=2e-4, atol=1e-8)
 
 
 def test_information():
-    # Information falls with evidence grows with rollouts and is symmetric.
-    m = jnp.array([1.0, 2.0, 10.0, 100.0, 1e4, 1e6])
-    by_evidence = beta_bernoulli_information(0.3 * m, 0.7 * m, rollouts=8)
-    assert (jnp.diff(by_evidence) < 0).all()
-    by_rollouts = [beta_bernoulli_information(m, 2 * m, rollouts=k) for k in (1, 2, 5, 9)]
-    assert (jnp.diff(jnp.stack(by_rollouts), axis=0) > 0).all()
-    np.testing.assert_allclose(
-        by_rollouts[1], beta_bernoulli_information(2 * m, m, rollouts=2), rtol=1e-4
-    )
-
     # Variance reduction is the expected fall of the variance.
     a, b, k = 2.0, 5.0, 6
     expected = stats.beta(a, b).var()
@@ -183,47 +159,10 @@ def test_information():
         prob = stats.betabinom(k, a, b).pmf(s)
         expected -= prob * stats.beta(a + s, b + k - s).var()
     out = variance_reduction(jnp.float32(a), jnp.float32(b), rollouts=k)
-    np.testing.assert_allclose(out, expected, rtol=1e-5)
+    close(out, expected, rtol=1e-5)
 
 
 @for_each(("counts", "rollouts", "expected"), [(1.0, 1, 1 / 36), (2.0, 1, 0.01), (1.0, 8, 1 / 15)])
 def test_variance_reduction_worked_numbers(counts, rollouts, expected):
     out = variance_reduction(jnp.float32(counts), jnp.float32(counts), rollouts=rollouts)
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
-
-
-STATE = state_of([1.0, 1.0], [1.0, 1.0])
-IDS, REWARDS = jnp.array([0]), jnp.ones((1, 2))
-
-
-BAD = {
-    "belief_init: num_prompts must be an integer above 0": lambda: belief_init(0),
-    "belief_init: prior[0] must be above 0": lambda: belief_init(2, prior=(0.0, 1.0)),
-    "successes and samples are required together": lambda: belief_init(2, successes=IDS),
-    "belief_update: retain must be in [0, 1]; got 1.5": lambda: belief_update(
-        STATE, IDS, REWARDS, retain=1.5
-    ),
-    "prior[0] must not be negative": lambda: belief_update(STATE, IDS, REWARDS, prior=(-1.0, 0.0)),
-    "belief_update: rewards must have 2 axes": lambda: belief_update(STATE, IDS, REWARDS[0]),
-    "belief_update: prompt_ids must hold integers": lambda: belief_update(
-        STATE, jnp.array([0.0]), REWARDS
-    ),
-    "belief_update: where must be bool": lambda: belief_update(
-        STATE, IDS, REWARDS, where=jnp.ones((1, 2))
-    ),
-    "thompson_rates: prompt_ids must hold integers": lambda: thompson_rates(
-        jax.random.key(0), STATE, jnp.ones(1)
-    ),
-    "rollouts must be an integer above 0; got 0": lambda: beta_bernoulli_information(
-        *STATE, rollouts=0
-    ),
-    "variance_reduction: these must have the same shape": lambda: variance_reduction(
-        STATE.alpha, STATE.beta[:1], rollouts=1
-    ),
-}
-
-
-@for_each("words", BAD)
-def test_bad_input(words):
-    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
-        BAD[words]()
+    close(out, expected, rtol=1e-6)

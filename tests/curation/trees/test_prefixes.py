@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from compiled_curation import (
     ended_tokens,
     line_starts,
@@ -11,7 +10,6 @@ from compiled_curation import (
     stretch_starts,
     window_tokens,
 )
-from rows import for_each
 
 ONES = np.ones(8, bool)
 
@@ -68,25 +66,3 @@ def test_places():
 
 def lines(breaks, mask, count):
     return [x for x in line_starts(breaks, mask, count=count).tolist() if x >= 0]
-
-
-@for_each(
-    ("error", "match", "make"),
-    [
-        (ValueError, "line_starts: count must be an integer above 0",
-         lambda: line_starts(ONES, ONES, count=0)),
-        (TypeError, "line_starts: breaks must be bool",
-         lambda: line_starts(np.ones(8), ONES, count=1)),
-        (ValueError, "stretch_starts: length must be an integer above 0",
-         lambda: stretch_starts(ONES, count=1, length=0)),
-        (ValueError, "spo_cutpoints: rho must be above 0",
-         lambda: spo_cutpoints(np.zeros(8, np.float32), ONES, count=1, rho=0.0)),
-        (ValueError, "window_tokens: drop_tail must not be negative",
-         lambda: window_tokens(ONES[None], unfinished=ONES[:1],
-                               versions=np.zeros((1, 8), int), current_version=0,
-                               drop_tail=-1)),
-    ],
-)  # fmt: skip
-def test_bad_input(error, match, make):
-    with pytest.raises(error, match=match):
-        make()
