@@ -22,7 +22,8 @@ PLAIN = {
 
 def __getattr__(name):
     value = getattr(curation, name)
-    return value if name in PLAIN or isinstance(value, type) else compiled(value)
+    value = value if name in PLAIN or isinstance(value, type) else compiled(value)
+    return globals().setdefault(name, value)  # one program for all its calls
 
 
 OPERATORS = {"+": 0.9, "-": 0.7, "*": 0.25, "/": 0.1}

@@ -38,8 +38,7 @@ NAMES = {
 }
 BAD = r"""
 ValueError:
-adapted_rates(THREE, WIDE, TWO, SMALL)
-    # the adapter takes embeddings of length 3; references has shape \(2, 4\)
+adapted_rates(THREE, WIDE, TWO, SMALL)  # the adapter takes embeddings of length 3; references
 adaptive_rollouts(TWO, low=4, high=3)  # high must not be below low; got 3 and 4
 adhint_ratio(TWO, low=0.5, high=0.2)  # low must not be above high
 adhint_ratio(TWO, noise=0.1)  # noise=0.1 has no effect without a key
@@ -49,14 +48,12 @@ ampo_select(R, WIDE, key=KEY)  # has no use for a key, mode='adaptive'
 ampo_select(R, WIDE, mode="adapt")  # mode must be one of 'adaptive', 'hybrid', 'always'
 ampo_select(R, WIDE, mode="always", probability=0.3)  # probability has no effect with mode='always'
 ampo_select(R, WIDE, mode="hybrid")  # hybrid' alone draws; this call needs a key
-ampo_select(R, WIDE, mode="hybrid", key=KEY, probability=3.0)
-    # probability must be in \[0, 1\]; got 3
+ampo_select(R, WIDE, mode="hybrid", key=KEY, probability=3.0)  # probability must be in \[0, 1\]
 ampo_select(R, WIDE[:1])  # scores must have shape \(2, 4\)
 apply_operations({}, [Operation("ad", "x")])  # kind must be one of .*Did you mean 'add'
 arm_scores_update(S, INTS, THREE, arms=(1, 2), price=0.0, mean_rollouts=1.0)
     # chosen must have shape \(2,\)
-attention_rates(THREE, KEYS, THREE)
-    # queries and references must have vectors of one length; got \(3,\) and \(3, 2\)
+attention_rates(THREE, KEYS, THREE)  # queries and references must have vectors of one length; got
 attention_rates(TWO, KEYS, THREE, temperature=0.0)  # temperature must be above 0
 attention_rates(TWO, KEYS, THREE, top=4)  # top must be an integer from 1 to 3; got 4
 attention_rates(TWO, KEYS, THREE[:2])  # reference_rates must have shape \(3,\)
@@ -72,8 +69,7 @@ best_allocate(np.ones((2, 3)), total=9, low=3)  # low=3 for each of 2 prompts mu
 beta_bernoulli_information(*BELIEF, rollouts=0)  # rollouts must be an integer above 0; got 0
 bin_advantage_weights(THREE, INTS, most=0.0)  # most must be above 0
 bin_means(THREE, INTS[:2], num_bins=2)  # these must have the same shape
-bin_scores_update(BinScores(THREE, THREE > 0), THREE, THREE > 0, rate=0.0)
-    # rate must be in \(0, 1\]; got 0
+bin_scores_update(BinScores(THREE, THREE > 0), THREE, THREE > 0, rate=0.0)  # rate must be in \(0
 branch_candidates(THREE, candidates=4)  # candidates must be from 1 to 3; got 4
 branch_capacity(jnp.ones((2, 2), bool), INTS, capacity=1)  # roots must have shape \(2,\)
 calibrate_rates(THREE, THREE, CALIBRATION)  # params\.hidden must have 2 axes
@@ -84,13 +80,11 @@ capo_mask(CapoScores(R, R), W, tau_h=1.0, tau_f=0.0)  # tau_f must be above 0
 capo_scores(*CAPO, learning_rate=0.1, betas=(0.8, 0.9))  # betas has no effect without moments
 capo_scores(*CAPO, learning_rate=0.1, eps=1e-06)  # eps has no effect without moments
 capo_scores(*CAPO, learning_rate=0.1, fisher="exact")  # fisher must be one of 'sample', 'full'
-capo_scores(*CAPO, learning_rate=0.1, support=jnp.zeros((2, 3, 5), int))
-    # support has no effect without moments
+capo_scores(*CAPO, learning_rate=0.1, support=jnp.zeros((2, 3, 5), int))  # support has no effect
 capo_scores(T[:1], *CAPO[1:], learning_rate=0.1)  # hidden must have shape \(2, 3, 4\)
 capo_selection(R, M, **SUMS | {"hidden_sq": -1.0}, learning_rate=0.1)
     # hidden_sq must not be negative
-capo_selection(R, M, **SUMS | {"old_logp": T[0]}, learning_rate=0.1)
-    # these must have the same shape: old_logp
+capo_selection(R, M, **SUMS | {"old_logp": T[0]}, learning_rate=0.1)  # these must have the same
 capo_selection(R, M, **SUMS, learning_rate=-1.0)  # learning_rate must not be negative
 choose_arms(np.zeros((1, 2)), -np.ones(1, int), arms=(1, 2), total=3)  # counts must not be negative
 choose_arms(np.zeros((1, 2)), np.zeros(3, int)[:1], arms=(4, 2), total=3)
@@ -104,13 +98,11 @@ d3s_selection(R, M, old_entropy=T, rollouts=(0.5, 2))  # rollouts must be in \[0
 d3s_selection(R, M, old_entropy=T, scope="prompt")  # scope must be one of 'batch', 'group'
 d3s_selection(R, M, old_entropy=T[:1])  # these must have the same shape: old_entropy
 dars_extra_rollouts(TWO, **DARS, schedule="hw")  # schedule must be one of 'equal', 'hardness'
-dars_extra_rollouts(TWO, rollouts=8, max_rollouts=4)
-    # max_rollouts must be at least rollouts; got 4 and 8
+dars_extra_rollouts(TWO, rollouts=8, max_rollouts=4)  # max_rollouts must be at least rollouts; got
 dars_keep(R, upper=0.0)  # upper must be in
 depth_prune(jnp.arange(3), window=())  # window must name at least one depth
 differing_values(THREE, jnp.ones((2, 1), bool))  # advantages must have shape
-difficulty_bins(THREE, edges=(0.4, 0.75), hysteresis=0.1)
-    # hysteresis=0\.1 has no effect without last
+difficulty_bins(THREE, edges=(0.4, 0.75), hysteresis=0.1)  # hysteresis=0\.1 has no effect without
 difficulty_bins(THREE, edges=(0.5, 0.2))  # edges must be a tuple of numbers within \(0, 1\)
 distilled_where(S, INTS)  # stage must have shape
 downsample_mask(KEY, THREE > 0, multiple=0)  # multiple
@@ -124,8 +116,7 @@ filtration_weights(THREE, power=2.0)  # power=2.0 has no effect with rule='best_
 filtration_weights(THREE, rule="best_wrst")  # rule must be one of .*Did you mean 'best_worst'
 fit(batch=4)  # !rate_adapter_fit: batch must be an integer from 1 to 3; got 4
 fit(dropout=1.0)  # !rate_adapter_fit: dropout must be
-fit(embeddings=jnp.ones((6, 4)))
-    # !rate_adapter_fit: embeddings must have vectors of the adapter's length 3; got \(6, 4\)
+fit(embeddings=jnp.ones((6, 4)))  # !rate_adapter_fit: embeddings must have vectors of the adapter's
 fit(rates=jnp.ones((2, 5)))  # !rate_adapter_fit: rates must have shape \(2, 6\); got \(2, 5\)
 fit(references=6)  # !rate_adapter_fit: references must be an integer from 1 to 5; got 6
 greedy_allocate(R, total=1, start=1)  # start=1 .* must be within
@@ -133,8 +124,7 @@ greedy_allocate(R, total=3, start=INTS)  # start must have shape \(2,\)
 greedy_allocate(R, total=9, start=-1)  # start=-1 .* must be within
 greedy_allocate(R, total=99, start=4)  # start=4 .* must be within
 greedy_allocate(THREE, total=1)  # gains must have 2 axes
-hint_level(INTS[:1], jnp.array([0.0]), low=0.5, high=0.1)
-    # low must not be above high; got 0.5 and 0.1
+hint_level(INTS[:1], jnp.array([0.0]), low=0.5, high=0.1)  # low must not be above high; got 0.5
 hint_slots(jnp.array([True]), group_size=2, plain=3)  # plain must be from 0 to 2; got 3
 icpo_bonus(0, anneal=0)  # anneal must be above 0
 icpo_bonus(0, beta=-1.0)  # beta must not be negative
@@ -152,10 +142,8 @@ learnability(TWO, power=0.0)  # power must be above 0
 line_starts(EIGHT, EIGHT, count=0)  # count must be an integer above 0
 lookahead_prune(INTS[None], jnp.array([-1]), INTS[:1], 3, ages=(2,), max_distance=None, eos_id=0)
     # one of the three rules must be on
-lookahead_prune(INTS[None], jnp.array([-1]), INTS[:1], 3, eos_id=0)
-    # each of ages must be from 1 to 3; got 20
-m_grpo(S, jnp.ones((3, 2), int), call_where=jnp.ones((3, 2), bool))
-    # calls must have the leading axes \(2,\)
+lookahead_prune(INTS[None], jnp.array([-1]), INTS[:1], 3, eos_id=0)  # each of ages must be from 1
+m_grpo(S, jnp.ones((3, 2), int), call_where=jnp.ones((3, 2), bool))  # calls must have the leading
 max_variance_subset(R, INTS)  # n must be one number or have shape \(2, 1\).* got \(3,\)
 max_variance_subset(R, INTS[:1])  # n must be one number or have shape \(2, 1\).* got \(1,\)
 max_variance_subset(THREE, -1)  # n must not be negative
@@ -165,8 +153,7 @@ missing_eos_penalty(THREE, truncated=THREE[:2] > 0, penalty=1.0)  # these must h
 mix_source_mask(KEY, prompts=5, probability=-0.5)  # probability must be in \[0, 1\]; got -0.5
 mix_source_mask(KEY, prompts=5, probability=1.5)  # probability must be in \[0, 1\]; got 1.5
 mixed_subset(KEY, THREE, count=1)  # count must be at least 2; got 1
-mpt_advantages(TWO, M, rewards=R, old_logp=T, old_entropy=T)
-    # advantages must have the shape of logp
+mpt_advantages(TWO, M, rewards=R, old_logp=T, old_entropy=T)  # advantages must have the shape
 mpt_mask(THREE, THREE, THREE > 0, THREE)  # rewards must have shape \(\); got \(3,\)
 mpt_mask(THREE, THREE, THREE > 0, TWO[0], sigma=-0.1)  # sigma must not be negative
 mpt_mask(THREE, THREE, THREE > 0, TWO[0], tau=0.0)  # tau must be in \(0, 1\]; got 0
@@ -182,11 +169,9 @@ patch_decision(THREE > 0, INTS[:2])  # these must have the same shape
 pooled_groups(S, age=S, stored=THREE > 0, count=1)  # stored must have shape \(2,\)
 predictive_gate(THREE, max_std=-0.1)  # max_std must not be negative
 prefix_cuts(KEY, jnp.array(3), low=0.9)  # low must not be above high; got 0.9 and 0.8
-prompt_gdro(num_prompts=2).update(R, None, prompt_ids=INTS, rewards=R)
-    # prompt_ids must have shape \(2,\)
+prompt_gdro(num_prompts=2).update(R, None, prompt_ids=INTS, rewards=R)  # prompt_ids must have shape
 prompt_gdro(num_prompts=2, explore=2.0)  # explore must be in \[0, 1\]
-prompt_gdro(num_prompts=2, signal="failure", eps_low=0.1)
-    # eps_low has no effect with signal "failure"
+prompt_gdro(num_prompts=2, signal="failure", eps_low=0.1)  # eps_low has no effect with signal
 prompt_gdro(num_prompts=2, signal="rate")  # signal must be one of 'loss', 'failure'
 prs_keep_prob(R, W, width=0.0)  # width must be above 0
 quality_loss(THREE, TWO)  # these must have the same shape
@@ -196,8 +181,7 @@ regret_update(TWO, THREE, TWO)  # these must have the same shape
 replay_add(BUFFER, S, prompt_ids=INTS[:2], version=0, evict="lowest")  # evict='lowest' needs scores
 replay_add(BUFFER, S, prompt_ids=INTS[:2], version=0, evict="worst")
     # evict must be one of 'oldest', 'lowest'
-replay_add(BUFFER, TWO, prompt_ids=INTS[:2], version=0)
-    # items must have shape \(2, 2\); got \(2,\)
+replay_add(BUFFER, TWO, prompt_ids=INTS[:2], version=0)  # items must have shape \(2, 2\); got
 replay_add(BUFFER, {"x": S}, prompt_ids=INTS[:2], version=0)  # items must have the structure
 replay_fresh(BUFFER, version=3, max_lag=-1)  # max_lag must not be negative; got -1
 replay_importance(TWO, power=2.0)  # power must be in \[0, 1\]
@@ -206,8 +190,7 @@ replay_priorities(TWO, power=-1.0)  # power must not be negative
 replay_sample(KEY, BUFFER, count=1, weights=TWO)  # weights must have shape \(3,\)
 replay_sample(KEY, BUFFER, count=4)  # count must be an integer from 1 to 3; got 4
 replay_scores(TWO, THREE)  # these must have the same shape
-resample_on_correct(WIDE[0], penalty=WIDE[0], count=3)
-    # min_wrong \+ min_right must be at most count=3; got 2 \+ 2
+resample_on_correct(WIDE[0], penalty=WIDE[0], count=3)  # min_wrong \+ min_right must be at most
 resample_rollouts(KEY, THREE, count=0)  # count must be above 0; got 0
 right_over_wrong(THREE, lengths=THREE[:2])  # these must have the same
 right_over_wrong(THREE, pairs=0)  # pairs must be an integer
@@ -227,8 +210,7 @@ select_pairs(THREE, mode="random")  # mode='random' needs a key
 select_top(TWO, count=3)  # count must be an integer from 1 to 2; got 3
 select_top(TWO[None], count=1)  # scores must have 1 axis
 shadow_price(0, 1, mean_rollouts=1, rate=0.0)  # rate must be above 0
-splice(INTS, jnp.int32(1), jnp.ones(0, int), jnp.int32(0))
-    # continuation must have at least one column
+splice(INTS, jnp.int32(1), jnp.ones(0, int), jnp.int32(0))  # continuation must have at least
 split_points(4)  # give rounds or points; got rounds=None and points=None
 spo_cutpoints(np.zeros(8, np.float32), EIGHT, count=1, rho=0.0)  # rho must be above 0
 spread_groups(R, threshold=-1.0)  # threshold must not be
@@ -252,8 +234,7 @@ truncation_mask(R, M, truncated=THREE > 0)  # truncated must have shape \(2, 3\)
 variance_reduction(BELIEF.alpha, BELIEF.beta[:1], rollouts=1)  # these must have the same shape
 warmup_cosine(0, peak=0.5, valley=-0.1, warmup=0, decay=4)  # valley must be in \[0, 1\]
 warmup_cosine(0, peak=0.5, valley=0.1, warmup=-1, decay=4)  # warmup must not be negative
-warmup_cosine(0, peak=0.5, valley=0.1, warmup=0, decay=0)
-    # peak 0.5 has no effect without warmup and decay; valley is 0.1
+warmup_cosine(0, peak=0.5, valley=0.1, warmup=0, decay=0)  # peak 0.5 has no effect without warmup
 warmup_cosine(0, peak=0.5, valley=0.1, warmup=0, decay=float("inf"))  # decay must
 warmup_cosine(0, peak=1.5, valley=0.1, warmup=0, decay=4)  # peak must be in \[0, 1\]
 width_prune(THREE, keep="wrst")  # keep must be one of 'best', 'extremes'
@@ -268,8 +249,7 @@ belief_update(BELIEF, INTS[:1], TWO[None], where=TWO[None])  # where must be boo
 belief_update(BELIEF, jnp.array([0.0]), TWO[None])  # prompt_ids must hold integers
 cap_items(KEY, TWO, count=1)  # flags must be bool
 capo_scores(*CAPO[:2], R, *CAPO[3:], learning_rate=0.1)  # actions must hold integers
-capo_selection(R, M, **SUMS | {"old_logp": None}, learning_rate=0.1)
-    # old_logp must be an array; got NoneType
+capo_selection(R, M, **SUMS | {"old_logp": None}, learning_rate=0.1)  # old_logp must be an array
 compact_groups(THREE, THREE, n_target=1)  # keep must be bool
 comprehension_score(TWO, TWO)  # answer_mask must be bool
 constrained_pairs(WIDE[0], satisfied=WIDE[0])  # satisfied must be bool

@@ -1,16 +1,10 @@
 """Dynamic sampling, overlong filtering and rejection by coverage."""
 
+import compiled_curation as cur
 import jax
 import jax.numpy as jnp
 import numpy as np
 from cheap import close, equal, quick
-from compiled_curation import (
-    compact_groups,
-    informative_groups,
-    prs_keep_prob,
-    prs_where,
-    truncation_mask,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -19,7 +13,7 @@ from jaxrl_llm.advantages import grpo
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.core import given as connect
 
-compiled = jax.jit(informative_groups, static_argnames="keep_singletons")
+compiled = jax.jit(cur.informative_groups, static_argnames="keep_singletons")
 advantages_of = jax.jit(grpo)
 
 
@@ -42,18 +36,20 @@ def test_worked_groups():
     nan = jnp.nan
     accuracy = jnp.array([[1.0, nan, 1.0], [1.0, nan, 0.0], [nan, nan, nan], [nan, 1.0, nan]])
     rewards, components = jnp.arange(12.0).reshape(4, 3), {"accuracy": accuracy}
-    keep = informative_groups(rewards, metric=components, name="accuracy")
+    keep = cur.informative_groups(rewards, metric=components, name="accuracy")
     assert keep.tolist() == [[False] * 3, [True] * 3, [False] * 3, [False] * 3]
-    alone = informative_groups(rewards, metric=components, name="accuracy", keep_singletons=True)
+    alone = cur.informative_groups(
+        rewards, metric=components, name="accuracy", keep_singletons=True
+    )
     assert alone[:, 0].tolist() == [False, True, False, True]
 
     # Another metric than the reward.
     shaped = jnp.array([[1.0, 0.5], [1.0, 0.5]])
     accuracy = jnp.array([[1.0, 1.0], [1.0, 0.0]])
-    kept = informative_groups(shaped, metric=accuracy)
+    kept = cur.informative_groups(shaped, metric=accuracy)
     assert kept.tolist() == [[False, False], [True, True]]
     curation = stateless(
-        connect(bind(informative_groups, name="accuracy"), metric="reward_components")
+        connect(bind(cur.informative_groups, name="accuracy"), metric="reward_components")
     )
     components = {"accuracy": accuracy, "length": shaped}
     where, _ = curation.update(
@@ -64,7 +60,7 @@ def test_worked_groups():
     # Truncated responses leave the mask.
     mask = jnp.array([[[True, True], [True, False]], [[True, True], [False, False]]])
     truncated = jnp.array([[False, True], [True, False]])
-    keep = truncation_mask(jnp.full((2, 2), jnp.nan), mask, truncated=truncated)
+    keep = cur.truncation_mask(jnp.full((2, 2), jnp.nan), mask, truncated=truncated)
     equal(keep, np.asarray(mask) & ~np.asarray(truncated)[..., None])
 
 
@@ -99,7 +95,7 @@ def test_dropped_rewards_are_never_read_and_a_kept_nan_is_seen():
 @given(keep=hnp.arrays(np.bool_, 6), target=st.sampled_from([1, 3, 6]))
 def test_compacting_keeps_the_first_kept_groups_in_order(keep, target):
     tree = {"x": jnp.arange(6), "y": (jnp.arange(12.0).reshape(6, 2),)}
-    out = compact_groups(tree, jnp.asarray(keep), n_target=target)
+    out = cur.compact_groups(tree, jnp.asarray(keep), n_target=target)
     expected = np.flatnonzero(keep)[:target]
     assert int(out.count) == keep.sum()
     equal(out.where, np.arange(target) < keep.sum())
@@ -113,10 +109,10 @@ def test_prs():
     # Probability of keeping by coverage.
     coverage = jnp.array([0.0, 0.3, 0.325, 0.35, 0.4, 1.0])
     right, wrong = jnp.ones(6, bool), jnp.zeros(6, bool)
-    close(prs_keep_prob(coverage, right), [0, 0, 0.25, 0.5, 1, 1], atol=1e-6)
-    assert prs_keep_prob(coverage, wrong).tolist() == [1.0] * 6
+    close(cur.prs_keep_prob(coverage, right), [0, 0, 0.25, 0.5, 1, 1], atol=1e-6)
+    assert cur.prs_keep_prob(coverage, wrong).tolist() == [1.0] * 6
     close(
-        prs_keep_prob(coverage, right, threshold=0.0, width=0.5),
+        cur.prs_keep_prob(coverage, right, threshold=0.0, width=0.5),
         np.clip(coverage / 0.5, 0, 1),
         rtol=1e-6,
     )
@@ -126,7 +122,7 @@ def test_prs():
     where = jnp.array([[True, True, True, True, False]])
     coverage = jnp.array([[0.2, 0.35, 0.9, 0.0, 1.0]])
     draw = jax.jit(
-        jax.vmap(lambda key: prs_where(rewards, coverage=coverage, key=key, where=where))
+        jax.vmap(lambda key: cur.prs_where(rewards, coverage=coverage, key=key, where=where))
     )
     share = draw(jax.random.split(jax.random.key(0), 2000)).mean(0)[0]
     close(share, [0.0, 0.5, 1.0, 1.0, 0.0], atol=0.05)

@@ -41,10 +41,10 @@ def test_masked_rewards_decide_nothing(junk):
     assert cur.needs_hint(rewards, where=where).tolist() == [True, False]
     assert cur.minimal_hint(rewards, where=where).tolist() == [-1, 0]
     assert cur.first_bad_step(rewards, where=where).tolist() == [0, 2]
-    assert cur.distilled_where(rewards, jnp.array([1, 1]), where=where).tolist() == [
-        [False, False],
-        [True, False],
-    ]
+    equal(
+        cur.distilled_where(rewards, jnp.array([1, 1]), where=where),
+        [[False, False], [True, False]],
+    )
     close(cur.adhint_ratio(rewards, where=where), [0.8, 0.0])
 
 
@@ -92,11 +92,7 @@ def test_what_a_hint_trains():
 
     # What is distilled is right and was helped.
     rewards, stage = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), jnp.array([0, 1, 2])
-    assert cur.distilled_where(rewards, stage).tolist() == [
-        [False, False],
-        [False, True],
-        [True, True],
-    ]
+    equal(cur.distilled_where(rewards, stage), [[False, False], [False, True], [True, True]])
 
     # Tokens of a prefix have no gradient.
     mask = cur.continuation_mask(jnp.array([0, 2, 4]), jnp.array([3, 4, 4]), size=5)

@@ -33,16 +33,10 @@ def test_solutions():
 
     # Feedback stands in for a solution.
     feedback = [["x", "y", "z"], [None, " ", "{prompt}"]]
-    assert messages(feedback=feedback) == [
-        ["p|S b", "p|S c", "p|S b"],
-        [None, None, "q|F {prompt}"],
-    ]
+    last = [None, None, "q|F {prompt}"]
+    assert messages(feedback=feedback) == [["p|S b", "p|S c", "p|S b"], last]
     both = messages(feedback=feedback, feedback_with_solution=True)
-    assert both[0] == ["p|S bF x", "p|S cF y", "p|S bF z"] and both[1] == [
-        None,
-        None,
-        "q|F {prompt}",
-    ]
+    assert both == [["p|S bF x", "p|S cF y", "p|S bF z"], last]
 
     # Thinking that the prompt began is no part of a solution.
     texts = [["a", "no <think> yes </think>\nb", "c"], ["hm\n</think> e", "f", "g"]]

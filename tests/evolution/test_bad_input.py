@@ -102,8 +102,7 @@ question_fitness(F)  # scores must have 2 axes
 sparse_grad(KEY, 0, THREE, (3, 5), sigma=0.1)  # even number of members
 sparse_grad(KEY, 0, TWO, (3, 5), sigma=0.0)  # sigma must be above 0
 sparse_grad(KEY, 0, TWO, (3, 5), sigma=0.1, scale="mean")  # scale must be one of 'step', 'gradient'
-sparse_matmul(jnp.ones((1, 3)), jnp.ones((3, 5)), NOISE, sigma=0.1)
-    # x \(1, 3\) needs the members \(2,\) in front
+sparse_matmul(jnp.ones((1, 3)), jnp.ones((3, 5)), NOISE, sigma=0.1)  # x \(1, 3\) needs the members
 sparse_matmul(jnp.ones((1, 4)), jnp.ones((3, 5)), NOISE, sigma=0.1)  # does not match
 sparse_noise(KEY, 0, M, (3, 2), noise_reuse=-1)  # at least 0
 sparse_noise(KEY, 0, M, (3,))  # must be that of a matrix
@@ -112,8 +111,7 @@ zscore(F, deviation="groups")  # Did you mean 'group'
 zscore(F, eps=-1.0)  # eps must not be negative
 zscore(F, where=THREE > 0)  # must have the same shape
 classes(("layer/*", "frozen"))  # !.*rule 'layer/\*' matches no leaf; leaves are embed/embedding,
-classes(("up/*", "full"), ("*/bias", "frozen"))
-    # !.*rule '\*/bias' is behind a rule that matches the same
+classes(("up/*", "full"), ("*/bias", "frozen"))  # !.*rule '\*/bias' is behind a rule that matches
 classes(("*", "low_rank"))  # !.*Did you mean 'lowrank'
 classes(("*bias", "lowrank"))  # !.*'up/bias' has shape \(3,\), .* cannot be 'lowrank'
 classes(("n", "full"))  # !.*'n' is int32, so it cannot be 'full'
@@ -121,8 +119,7 @@ classes(others="lowrank")  # !.*others must be one of
 leaf_table(PARAMS, {"w": "frozen"})  # classes must have the form of params
 leaf_table({"w": S}, {"w": "frozen"})  # every leaf is frozen
 leaf_table(PARAMS, CLASSES, rank=4)  # .*smaller side of leaf 'up/kernel' \(4, 3\); got 4
-lowrank_noise(KEY, 0, M, (3, 2), rank=3)
-    # rank must be at most the smaller side of shape \(3, 2\); got 3\. Lower the rank\.
+lowrank_noise(KEY, 0, M, (3, 2), rank=3)  # rank must be at most the smaller side of shape \(3, 2\)
 delta(sigma=-0.1)  # !model_delta: sigma must not be negative
 delta(rank=5)  # !.*got 5\. Lower the rank, or freeze the leaf by a rule\.
 delta(classes={"w": "full"})  # !.*classes must have the form of params
@@ -140,8 +137,7 @@ member(rank=4)  # !.*got 4\. Lower the rank, freeze the leaf by a rule, or give 
 member(jnp.arange(2))  # !.*member must have 0 axes
 eggroll_matmul(R[:1], R.T, LowRank(A, B, 1.0), sigma=-1.0)  # .*negative
 eggroll_matmul(S[:1], R.T, LowRank(A, B, 1.0), sigma=0.1)  # .*does not match
-eggroll_matmul(R[:1], R.T, LowRank(B, A, 1.0), sigma=0.1)
-    # factors \(2, 1\) and \(3, 1\) do not match w \(3, 2\)
+eggroll_matmul(R[:1], R.T, LowRank(B, A, 1.0), sigma=0.1)  # factors \(2, 1\) and \(3, 1\) do
 grad(F[:3])  # !eggroll_grad: .*even number .* got shape \(3,\), so that one has no
 grad(R)  # !eggroll_grad: .*\(2, 3\), so that a group would end inside
 grad(F[:0])  # !eggroll_grad: .*at least one member
@@ -153,13 +149,11 @@ grad(chunk=0)  # !eggroll_grad: chunk must be at least 1
 grad(rank=5)  # !eggroll_grad: .*smaller side of leaf 'embed/embedding' \(7, 4\); got 5
 grad(draws=INTS)  # !eggroll_grad: draws must have shape \(2,\); got \(3,\)
 grad(classes={"w": "full"})  # !eggroll_grad: classes must have the form of params
-grad(classes=full_rank(CLASSES), sign=True)
-    # !eggroll_grad: .*sign has no effect where no leaf has noise of low rank
+grad(classes=full_rank(CLASSES), sign=True)  # !eggroll_grad: .*sign has no effect where no leaf
 evolve(population=7)  # !.*population must be even
 evolve(sigma=0.0)  # !.*sigma must be above 0
 evolve(rank=3)  # !.*smaller side
-egg_matmul(X, W, LowRank(X.T, X[:, :2].T, jnp.array(1)))
-    # .*factors \(4, 1\), \(2, 1\) do not match
+egg_matmul(X, W, LowRank(X.T, X[:, :2].T, jnp.array(1)))  # .*factors \(4, 1\), \(2, 1\) do
 TypeError:
 delta(key=jax.random.PRNGKey(0))  # !.*key must be one typed key
 delta(members=TWO)  # !.*members must hold integers

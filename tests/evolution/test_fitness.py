@@ -8,17 +8,7 @@ import numpy as np
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.evolution import (
-    baseline_fitness,
-    best_of,
-    centered_ranks,
-    graded,
-    mean_fitness,
-    pair_fitness,
-    pair_sign,
-    question_fitness,
-    zscore,
-)
+from jaxrl_llm import evolution as es
 
 F = jnp.array([1.0, 3.0, 2.0, 6.0])
 S = jnp.array([[1.0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]])
@@ -29,30 +19,32 @@ def close(found, expected, atol=2e-6):
 
 
 def test_worked_numbers():
-    close(zscore(F), [-1.069043, 0, -0.534522, 1.603565])
-    grouped = zscore(F.reshape(2, 2)).reshape(-1)
+    close(es.zscore(F), [-1.069043, 0, -0.534522, 1.603565])
+    grouped = es.zscore(F.reshape(2, 2)).reshape(-1)
     close(grouped, [-0.534522, 0.534522, -1.069043, 1.069043])
-    close(centered_ranks(F), [-1 / 2, 1 / 6, -1 / 6, 1 / 2])
-    close(question_fitness(S), [0.507093, -0.169031, -0.169031, -0.169031])
-    close(mean_fitness(S), [1.731635, -0.577212, -0.577212, -0.577212])
-    close(mean_fitness(S, shape=centered_ranks), [1 / 2, -1 / 2, -1 / 6, 1 / 6])
-    close(zscore(S.sum(0)), [1.732005, -0.577335, -0.577335, -0.577335])
-    close(baseline_fitness(jnp.array([[1.0, 3, 0, 2], [0, 0, 1, 1]])), [0, 0, 0.552786, 1.447214])
-    close(zscore(jnp.array([0.2, 0.4, 0.9]), eps=0.0), [-1.019049, -0.339683, 1.358732])
-    assert pair_sign(F).tolist() == [-1, -1] and pair_sign(F).dtype == jnp.int8
-    assert pair_fitness(pair_sign(F)).tolist() == [-0.5, 0.5, -0.5, 0.5]
+    close(es.centered_ranks(F), [-1 / 2, 1 / 6, -1 / 6, 1 / 2])
+    close(es.question_fitness(S), [0.507093, -0.169031, -0.169031, -0.169031])
+    close(es.mean_fitness(S), [1.731635, -0.577212, -0.577212, -0.577212])
+    close(es.mean_fitness(S, shape=es.centered_ranks), [1 / 2, -1 / 2, -1 / 6, 1 / 6])
+    close(es.zscore(S.sum(0)), [1.732005, -0.577335, -0.577335, -0.577335])
+    close(
+        es.baseline_fitness(jnp.array([[1.0, 3, 0, 2], [0, 0, 1, 1]])), [0, 0, 0.552786, 1.447214]
+    )
+    close(es.zscore(jnp.array([0.2, 0.4, 0.9]), eps=0.0), [-1.019049, -0.339683, 1.358732])
+    assert es.pair_sign(F).tolist() == [-1, -1] and es.pair_sign(F).dtype == jnp.int8
+    assert es.pair_fitness(es.pair_sign(F)).tolist() == [-0.5, 0.5, -0.5, 0.5]
 
 
 SHAPERS = {
-    "zscore": lambda f: zscore(f, eps=0.0),
-    "group": lambda f: zscore(f.reshape(-1, 4), deviation="group", eps=0.0),
-    "questions": lambda f: question_fitness(f.reshape(-1, 4)),
-    "means": lambda f: mean_fitness(f.reshape(-1, 4), shape=lambda f: zscore(f, eps=0.0)),
-    "ranks of means": lambda f: mean_fitness(f.reshape(-1, 4), shape=centered_ranks),
-    "baseline": lambda f: baseline_fitness(f.reshape(-1, 4), eps=0.0),
-    "ranks": centered_ranks,
-    "mean ranks": lambda f: centered_ranks(f, ties="mean"),
-    "pair sign": pair_sign,
+    "zscore": lambda f: es.zscore(f, eps=0.0),
+    "group": lambda f: es.zscore(f.reshape(-1, 4), deviation="group", eps=0.0),
+    "questions": lambda f: es.question_fitness(f.reshape(-1, 4)),
+    "means": lambda f: es.mean_fitness(f.reshape(-1, 4), shape=lambda f: es.zscore(f, eps=0.0)),
+    "ranks of means": lambda f: es.mean_fitness(f.reshape(-1, 4), shape=es.centered_ranks),
+    "baseline": lambda f: es.baseline_fitness(f.reshape(-1, 4), eps=0.0),
+    "ranks": es.centered_ranks,
+    "mean ranks": lambda f: es.centered_ranks(f, ties="mean"),
+    "pair sign": es.pair_sign,
 }
 
 
@@ -74,52 +66,55 @@ def test_fitness_of_means_over_questions():
     # Eighths, so that every mean is exact.
     rng = np.random.default_rng(1)
     scores = jnp.asarray(rng.integers(-8, 8, (4, 6)) / 8.0, jnp.float32)
-    found = mean_fitness(scores)
-    close(found, zscore(scores.mean(axis=0)))
-    close(mean_fitness(scores[:1]), zscore(scores[0]))
+    found = es.mean_fitness(scores)
+    close(found, es.zscore(scores.mean(axis=0)))
+    close(es.mean_fitness(scores[:1]), es.zscore(scores[0]))
     # The order of the questions does not count, nor how hard each of them is.
-    close(mean_fitness(scores[::-1]), found)
-    close(mean_fitness(scores + jnp.arange(4.0)[:, None]), found)
-    close(mean_fitness(scores[:, ::-1]), found[::-1])
+    close(es.mean_fitness(scores[::-1]), found)
+    close(es.mean_fitness(scores + jnp.arange(4.0)[:, None]), found)
+    close(es.mean_fitness(scores[:, ::-1]), found[::-1])
     # The paper's form is the same but for its length.
-    paper = question_fitness(scores)
+    paper = es.question_fitness(scores)
     close(paper * (found[0] / paper[0]), found, atol=1e-5)
-    assert pair_sign(scores.mean(axis=0)).tolist() == mean_fitness(scores, shape=pair_sign).tolist()
+    assert (
+        es.pair_sign(scores.mean(axis=0)).tolist()
+        == es.mean_fitness(scores, shape=es.pair_sign).tolist()
+    )
 
 
 def test_one_member_alone_gets_nothing():
-    for shape in (zscore, centered_ranks, lambda f: zscore(f, eps=0.0)):
+    for shape in (es.zscore, es.centered_ranks, lambda f: es.zscore(f, eps=0.0)):
         assert shape(jnp.array([3.0])).tolist() == [0.0]
 
 
 def test_ties():
     scores = jnp.array([0.0, 1.0, 1.0, 0.0])
-    close(centered_ranks(scores), [-1 / 2, 1 / 6, 1 / 2, -1 / 6])
-    close(centered_ranks(scores, ties="mean"), [-1 / 3, 1 / 3, 1 / 3, -1 / 3])
-    assert pair_sign(jnp.array([2, 2, 0, 255], jnp.uint8)).tolist() == [0, -1]
+    close(es.centered_ranks(scores), [-1 / 2, 1 / 6, 1 / 2, -1 / 6])
+    close(es.centered_ranks(scores, ties="mean"), [-1 / 3, 1 / 3, 1 / 3, -1 / 3])
+    assert es.pair_sign(jnp.array([2, 2, 0, 255], jnp.uint8)).tolist() == [0, -1]
 
 
 def test_a_score_counts_with_its_partner():
     scores = jnp.array([[0.5, jnp.nan, -1.0, 2.0], [jnp.nan] * 4, [1.0, 2.0, jnp.inf, 4.0]])
     where = jnp.array([[True] * 4, [True] * 4, [True, False, True, True]])
-    found = jax.jit(lambda s, w: graded(s, where=w))(scores, where)
+    found = jax.jit(lambda s, w: es.graded(s, where=w))(scores, where)
     assert found.tolist() == [[False, False, True, True], [False] * 4, [False] * 4]
-    alone = graded(scores, where=where, pairs=False)
+    alone = es.graded(scores, where=where, pairs=False)
     assert alone.tolist() == [[True, False, True, True], [False] * 4, [True, False, False, True]]
-    assert graded(F).all()
+    assert es.graded(F).all()
 
 
 COUNTED = {
-    "zscore": zscore,
-    "zscore of groups": jr.bind(zscore, deviation="group", eps=0.0),
-    "ranks": centered_ranks,
-    "mean ranks": jr.bind(centered_ranks, ties="mean"),
-    "questions": lambda f, where=None: question_fitness(f[None], where=_rows(where)),
-    "means": lambda f, where=None: mean_fitness(f[None], where=_rows(where)),
-    "ranks of means": lambda f, where=None: mean_fitness(
-        jnp.stack([f, 2 * f]), where=_rows(where, 2), shape=jr.bind(centered_ranks, ties="mean")
+    "zscore": es.zscore,
+    "zscore of groups": jr.bind(es.zscore, deviation="group", eps=0.0),
+    "ranks": es.centered_ranks,
+    "mean ranks": jr.bind(es.centered_ranks, ties="mean"),
+    "questions": lambda f, where=None: es.question_fitness(f[None], where=_rows(where)),
+    "means": lambda f, where=None: es.mean_fitness(f[None], where=_rows(where)),
+    "ranks of means": lambda f, where=None: es.mean_fitness(
+        jnp.stack([f, 2 * f]), where=_rows(where, 2), shape=jr.bind(es.centered_ranks, ties="mean")
     ),
-    "baseline": lambda f, where=None: baseline_fitness(f[None], where=_rows(where)),
+    "baseline": lambda f, where=None: es.baseline_fitness(f[None], where=_rows(where)),
 }
 
 
@@ -144,33 +139,36 @@ def test_fitness_is_that_of_the_members_that_count(name):
 def test_a_question_without_a_grade_favors_no_member():
     """The first pair was not graded on the easy question, the second not on the hard one."""
     scores = jnp.array([[jnp.nan, 1, 1, 1, 1, 1], [0, 0, 0, jnp.nan, 0, 0], [1, 0, 1, 0, 1, 0.0]])
-    where = graded(scores)
+    where = es.graded(scores)
     better = [0.5, -0.5, 0.5, -0.5, 0.5, -0.5]
-    close(mean_fitness(scores, where=where, shape=jr.bind(zscore, eps=0.0)), 2 * np.array(better))
-    found = question_fitness(scores, where=where)
+    close(
+        es.mean_fitness(scores, where=where, shape=jr.bind(es.zscore, eps=0.0)),
+        2 * np.array(better),
+    )
+    found = es.question_fitness(scores, where=where)
     close(found / found[0], 2 * np.array(better))
 
 
 def test_a_pair_without_a_grade_has_no_vote():
     where = jnp.array([True, False, True, True])
-    assert pair_sign(jnp.array([3, 1, 2, 1], jnp.uint8), where=where).tolist() == [0, 1]
-    assert pair_sign(jnp.array([jnp.nan, 1.0, 1.0, jnp.nan, 2.0, 1.0])).tolist() == [0, 0, 1]
+    assert es.pair_sign(jnp.array([3, 1, 2, 1], jnp.uint8), where=where).tolist() == [0, 1]
+    assert es.pair_sign(jnp.array([jnp.nan, 1.0, 1.0, jnp.nan, 2.0, 1.0])).tolist() == [0, 0, 1]
 
 
 @for_each("k", [1, 2, 3, 5])
 def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
     tries = np.random.default_rng(k).normal(size=(3, 5)).astype(np.float32)
     expected = [[max(x) for x in itertools.combinations(row, k)] for row in tries]
-    close(best_of(jnp.asarray(tries), k=k), np.mean(expected, axis=1), atol=1e-6)
+    close(es.best_of(jnp.asarray(tries), k=k), np.mean(expected, axis=1), atol=1e-6)
     if k == 5:
-        close(best_of(jnp.asarray(tries)), tries.max(1))
+        close(es.best_of(jnp.asarray(tries)), tries.max(1))
 
 
 def test_only_rounding_ties_means():
-    ranks = jr.bind(centered_ranks, ties="mean")
+    ranks = jr.bind(es.centered_ranks, ties="mean")
     steps = 0.5 + 9e-7 * jnp.arange(1000.0)
-    found = mean_fitness(jnp.stack([steps, steps]), shape=ranks)
+    found = es.mean_fitness(jnp.stack([steps, steps]), shape=ranks)
     assert found[0] < found[500] < found[-1]
     small = 1e-6 * jnp.array([[0.0, 0, 1, 1], [0, 1, 0, 1]])
     assert jr.recipes.es_qiu().shape(small)[0].any()
-    close(mean_fitness(steps[None], shape=ranks), ranks(steps))
+    close(es.mean_fitness(steps[None], shape=ranks), ranks(steps))

@@ -8,20 +8,12 @@ from cheap import equal
 from jax.sharding import NamedSharding, PartitionSpec
 from rows import for_each
 
-from jaxrl_llm.evolution import (
-    eggroll_grad,
-    leaf_classes,
-    leaf_key,
-    lowrank_noise,
-    model_delta,
-    noise,
-    perturb,
-)
+from jaxrl_llm import evolution as es
 
 KEY = jax.random.key(2)
 F = jnp.array([1.0, -1.0, 0.5, -0.5])
 PARAMS = {"up": {"kernel": jnp.ones((6, 4)), "bias": jnp.ones(4)}, "norm": {"scale": jnp.ones(6)}}
-CLASSES = leaf_classes(PARAMS, rules=[("*scale", "full")])
+CLASSES = es.leaf_classes(PARAMS, rules=[("*scale", "full")])
 FITNESS = jnp.asarray(np.random.default_rng(0).normal(size=12), jnp.float32)
 
 
@@ -30,15 +22,15 @@ def close(found, expected, atol=2e-6):
 
 
 def grad(fitness=FITNESS, params=PARAMS, classes=CLASSES, epoch=3, sigma=0.1, **options):
-    return eggroll_grad(params, classes, KEY, epoch, fitness, sigma=sigma, **options)
+    return es.eggroll_grad(params, classes, KEY, epoch, fitness, sigma=sigma, **options)
 
 
 def test_worked_numbers(monkeypatch):
     a = jnp.array([[1.0, 0, -1], [0, 1, 1]])[..., None]
     b = jnp.array([[2.0, 1], [1, -1]])[..., None]
-    monkeypatch.setattr(noise.Draws, "factors", lambda self, *_: (a[self.ids], b[self.ids]))
+    monkeypatch.setattr(es.noise.Draws, "factors", lambda self, *_: (a[self.ids], b[self.ids]))
     params = {"w": jnp.zeros((3, 2))}
-    classes = leaf_classes(params)
+    classes = es.leaf_classes(params)
     d = np.array([[0.1, 0.05], [0.025, -0.025], [-0.075, -0.075]])
     close(grad(F, params, classes)["w"], -2 * d)
     close(grad(F, params, classes, sigma=None, scale="mean")["w"], -10 * d)
@@ -52,13 +44,13 @@ def test_worked_numbers(monkeypatch):
 def test_the_sum_over_members_written_out(pairs, rank):
     members = jnp.arange(12)
     options = {"rank": rank, "pairs": pairs}
-    kernel = lowrank_noise(leaf_key(KEY, "up/kernel"), 3, members, (6, 4), **options)
+    kernel = es.lowrank_noise(es.leaf_key(KEY, "up/kernel"), 3, members, (6, 4), **options)
     signed = FITNESS * kernel.sign
     expected = -0.1 / (12 * rank) ** 0.5 * jnp.einsum("n,nir,njr->ij", signed, kernel.a, kernel.b)
     found = grad(**options)
     close(found["up"]["kernel"], expected)
     assert not np.any(found["up"]["bias"])
-    eps = noise.full_noise(leaf_key(KEY, "norm/scale"), 3, members, (6,), pairs=pairs).eps
+    eps = es.noise.full_noise(es.leaf_key(KEY, "norm/scale"), 3, members, (6,), pairs=pairs).eps
     close(found["norm"]["scale"], -0.1 / 12**0.5 * signed @ eps)
     # Groups in order are the population.
     close(grad(FITNESS.reshape(3, 4), **options), found, atol=0)
@@ -83,18 +75,18 @@ def test_the_chunk_is_only_memory(chunk):
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_the_expected_update_is_the_gradient_of_a_linear_fitness(rank):
     params = {"w": jnp.zeros((4, 5))}
-    classes = leaf_classes(params)
+    classes = es.leaf_classes(params)
     g = jnp.asarray(np.random.default_rng(1).normal(size=(4, 5)), jnp.float32)
 
     @jax.jit
     def estimate(epoch):
         def score(n):
-            member = perturb(params, classes, KEY, epoch, n, sigma=0.5, rank=rank)
+            member = es.perturb(params, classes, KEY, epoch, n, sigma=0.5, rank=rank)
             return jnp.sum(g * member["w"])
 
         fitness = jax.vmap(score)(jnp.arange(40000))
         options = {"sigma": 0.5, "rank": rank, "scale": "gradient", "chunk": 20000}
-        return eggroll_grad(params, classes, KEY, epoch, fitness, **options)["w"]
+        return es.eggroll_grad(params, classes, KEY, epoch, fitness, **options)["w"]
 
     # The deviation of an entry is at most |g| sqrt(kurtosis / draws), about 0.1.
     assert np.abs(estimate(0) + g).max() < 0.12
@@ -112,16 +104,16 @@ def test_the_smoothed_derivative_of_a_sine(rank, expected):
     errors = [np.exp(-0.5) - value for value in closed]
     assert 0.45 < errors[1] / errors[0] < 0.65
     params, draws = {"w": jnp.zeros((rank, rank))}, 2**15
-    classes = leaf_classes(params)
+    classes = es.leaf_classes(params)
 
     @jax.jit
     def estimate():
-        key = leaf_key(KEY, "w")
-        e = lowrank_noise(key, 0, jnp.arange(0, 2 * draws, 2), (rank, rank), rank=rank)
+        key = es.leaf_key(KEY, "w")
+        e = es.lowrank_noise(key, 0, jnp.arange(0, 2 * draws, 2), (rank, rank), rank=rank)
         fitness = jnp.sin(jnp.sum(e.a[:, 0] * e.b[:, 0], -1) / rank**0.5)
         fitness = jnp.stack([fitness, -fitness], 1).reshape(-1)
         options = {"sigma": 1.0, "rank": rank, "scale": "gradient", "chunk": draws}
-        return eggroll_grad(params, classes, KEY, 0, fitness, **options)["w"][0, 0]
+        return es.eggroll_grad(params, classes, KEY, 0, fitness, **options)["w"][0, 0]
 
     assert abs(-estimate() - expected) < 0.012
 
@@ -133,13 +125,13 @@ def test_dtypes():
     close(jax.tree.map(lambda x: x.astype(jnp.float32), found), grad(), atol=1e-3)
     # Noise of another dtype is other noise, the same in both passes.
     members = jnp.arange(12)
-    key = leaf_key(KEY, "up/kernel")
-    e = lowrank_noise(key, 3, members, (6, 4), dtype=jnp.bfloat16)
+    key = es.leaf_key(KEY, "up/kernel")
+    e = es.lowrank_noise(key, 3, members, (6, 4), dtype=jnp.bfloat16)
     a, b = e.a.astype(jnp.float32), e.b.astype(jnp.float32)
     expected = -0.1 / 12**0.5 * jnp.einsum("n,nir,njr->ij", FITNESS * e.sign, a, b)
     close(grad(dtype=jnp.bfloat16)["up"]["kernel"], expected)
     params = {"w": jnp.ones((4, 3), jnp.int8)}
-    classes = leaf_classes(params, rules=[("w", "lowrank")])
+    classes = es.leaf_classes(params, rules=[("w", "lowrank")])
     assert grad(params=params, classes=classes)["w"].dtype == jnp.float32
 
 
@@ -161,7 +153,7 @@ def test_sharded_is_unsharded():
     """Parameters over one axis of a mesh, members over the other: the same noise everywhere."""
     mesh = jax.make_mesh((2, 4), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2)
     params = {"up": {"kernel": jnp.ones((16, 8))}, "norm": {"scale": jnp.ones(8)}}
-    classes = leaf_classes(params, others="full")
+    classes = es.leaf_classes(params, others="full")
     split = {
         "up": {"kernel": NamedSharding(mesh, PartitionSpec("fsdp"))},
         "norm": {"scale": NamedSharding(mesh, PartitionSpec())},
@@ -169,10 +161,10 @@ def test_sharded_is_unsharded():
     over = NamedSharding(mesh, PartitionSpec("data"))
 
     def update(params, fitness):
-        return eggroll_grad(params, classes, KEY, 3, fitness, sigma=0.1, chunk=2)
+        return es.eggroll_grad(params, classes, KEY, 3, fitness, sigma=0.1, chunk=2)
 
     def draw(params, members):
-        return model_delta(params, classes, KEY, 3, members, sigma=0.1, rank=2)
+        return es.model_delta(params, classes, KEY, 3, members, sigma=0.1, rank=2)
 
     placed = jax.device_put(params, split)
     found = jax.jit(update, out_shardings=split)(placed, jax.device_put(FITNESS, over))

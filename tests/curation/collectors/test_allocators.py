@@ -180,14 +180,15 @@ def test_a_group_without_rewards_credits_no_arm(order):
 def test_rollout_gdro():
     # Rollout gdro by hand.
     memory = cur.rollout_gdro_memory(arms=(2, 4, 6), edges=(0.4, 0.75), rate=0.1)
-    state = memory.init(3)
-    prompts = np.array([0, 2])
-    assert memory.read(state, prompts=prompts)["bins"].tolist() == [0, 0]
     rewards, where = np.zeros((2, 6), np.float32), np.zeros((2, 6), bool)
     rewards[0, 0], where[:, :4] = 1.0, True
-    state = memory.learn(
-        state, prompts=prompts, rewards=rewards, where=where, counts=np.array([4, 4]), group_size=3
-    )
+
+    def learn(state, prompts, counts):
+        shown = {"prompts": np.array(prompts), "counts": np.array(counts), "group_size": 3}
+        return memory.learn(state, rewards=rewards, where=where, **shown)
+
+    assert memory.read(memory.init(3), prompts=np.array([0, 2]))["bins"].tolist() == [0, 0]
+    state = learn(memory.init(3), [0, 2], [4, 4])
     # All are of one bin, so none is above the batch; the price was 0; the mean is one above target.
     equal(state.scores, np.zeros((3, 3)))
     assert float(state.price) == pytest.approx(0.1)
@@ -195,31 +196,19 @@ def test_rollout_gdro():
     # Prompt 0 had a right answer in all its groups: rate 1.
     assert memory.read(state, prompts=np.array([0, 1, 2]))["bins"].tolist() == [2, 0, 0]
     rewards[0, :2] = 1.0
-    state = memory.learn(
-        state,
-        prompts=np.array([0, 1]),
-        rewards=rewards,
-        where=where,
-        counts=np.array([4, 2]),
-        group_size=3,
-    )
+    state = learn(state, [0, 1], [4, 2])
     # Bins 2 and 0 fail in 1/2 and 1 of their rollouts, all in 3/4; a rollout costs 0.1.
     close(state.scores, [[0.25 + 0.1, 0, 0], [0, 0, 0], [0, -0.25 - 0.1, 0]], atol=1e-6)
     assert float(state.price) == pytest.approx(0.1)
-    scores = np.float32([[0, 0, 2], [0, 1, 0]])
-    extra = cur.gdro_extra_rollouts
-    arms = {"arms": (2, 4, 6)}
-    assert extra(np.array([0, 1]), scores, counts=np.array([2, 2]), budget=4, **arms).tolist() == [
-        4,
-        0,
-    ]
-    # Without a bin: the mean.
-    assert extra(np.array([-1, 1]), scores, counts=np.array([2, 2]), budget=4, **arms).tolist() == [
-        2,
-        2,
-    ]
+
+    def extra(bins, counts):
+        scores, of_arms = np.float32([[0, 0, 2], [0, 1, 0]]), {"budget": 4, "arms": (2, 4, 6)}
+        return cur.gdro_extra_rollouts(np.array(bins), scores, counts=np.array(counts), **of_arms)
+
+    equal(extra([0, 1], [2, 2]), [4, 0])
+    equal(extra([-1, 1], [2, 2]), [2, 2])  # without a bin: the mean
     with pytest.raises(ValueError, match="counts must be at most the first arm 2; got 3"):
-        extra(np.array([0, 1]), scores, counts=np.array([3, 2]), budget=4, **arms)
+        extra([0, 1], [3, 2])
 
     # Rollout gdro moves rollouts to the bins that fail.
     collector = jr.recipes.rollout_gdro().collector
@@ -256,41 +245,28 @@ def test_xrpo():
     # The nearest solved problems come first.
     memory = cur.solved_examples(capacity=3, length=8)
     data = [{"text": t} for t in ("add two apples", "the sky is blue", "add two pears", "add two")]
-    state, where = memory.init(4), np.ones((1, 1), bool)
-    for prompt, text in ((0, "three"), (1, "a longer text"), (0, "3")):
-        state = memory.learn(
-            state,
-            prompts=np.array([prompt]),
-            rewards=np.ones((1, 1), np.float32),
-            where=where,
-            texts=[[text]],
-        )
+    one = {"rewards": np.ones((1, 1), np.float32), "where": np.ones((1, 1), bool)}
+
+    def learn(state, *solved):
+        for prompt, text in solved:
+            state = memory.learn(state, prompts=np.array([prompt]), texts=[[text]], **one)
+        return state
+
+    state = learn(memory.init(4), (0, "three"), (1, "a longer text"), (0, "3"))
     assert state.prompts.tolist() == [0, 1, -1] and int(state.next) == 2
     assert state.lengths.tolist() == [1, 8, 0]
-    message = cur.seeded_message(count=1)
-    arrays = {"rewards": np.zeros((2, 1), np.float32), "where": np.ones((2, 1), bool)}
-    texts = message(prompts=np.array([3, 0]), memory=state, data=data, **arrays)
+    asked = {"prompts": np.array([3, 0]), "memory": state, "data": data}
+    asked |= {"rewards": np.zeros((2, 1), np.float32), "where": np.ones((2, 1), bool)}
+    texts = cur.seeded_message(count=1)(**asked)
     start = "add two\n\nSolved problems:\n\n"
     assert texts[0] == f"{start}Problem: add two apples\nSolution: 3\n\nProblem: add two"
     # Its own solution is no example.
     assert "Problem: the sky is blue\nSolution: a longer\n\n" in texts[1]
     assert texts[1].count("Solution") == 1
-    short = {"takes_text": lambda text: len(text) < 100}
-    texts = cur.seeded_message()(
-        prompts=np.array([3, 0]), memory=state, data=data, **arrays, **short
-    )
+    texts = cur.seeded_message()(**asked, takes_text=lambda text: len(text) < 100)
     assert texts[0].count("Solution") == 1 and texts[1] is None
-    right = {"rewards": np.ones((1, 1), np.float32), "where": where}
-    assert message(prompts=np.array([3]), memory=state, data=data, **right) == [None]
-    far = cur.seeded_message(threshold=0.99)
-    assert far(prompts=np.array([3, 0]), memory=state, data=data, **arrays) == [None, None]
+    right = asked | one | {"prompts": np.array([3])}
+    assert cur.seeded_message(count=1)(**right) == [None]
+    assert cur.seeded_message(threshold=0.99)(**asked) == [None, None]
     # The oldest gives way.
-    for prompt in (2, 3):
-        state = memory.learn(
-            state,
-            prompts=np.array([prompt]),
-            rewards=np.ones((1, 1), np.float32),
-            where=where,
-            texts=[["x"]],
-        )
-    assert state.prompts.tolist() == [3, 1, 2]
+    assert learn(state, (2, "x"), (3, "x")).prompts.tolist() == [3, 1, 2]

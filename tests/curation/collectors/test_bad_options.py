@@ -45,8 +45,7 @@ experienced(limit=0)  # limit
 experienced(source=HINTS)  # which those of experienced would replace
 few_shot_pairs(user="chosen")  # columns must have names that differ
 forked(segment_forks, rounds=2, segment=(3,))  # segment must have 2 rising lengths, one a round
-forked(segment_forks, rounds=2, segment=2, branches=(3,))
-    # branches must be one number, or 2, one a round
+forked(segment_forks, rounds=2, segment=2, branches=(3,))  # branches must be one number, or 2
 forked(top_entropy_forks, branches=0)  # branches must be above 0
 hint_levels(TIERS, low=0.5)  # low must not be above high
 hint_share(low=0.9, high=0.1)  # low must not be above high
@@ -62,8 +61,7 @@ mixed((in_order(), 0))  # share
 mixed()  # at least one part
 offline_lists(1)  # size must be at least 2; got 1
 offline_pairs(chosen="text", rejected="text")  # columns must have names that differ
-paraphrased().check_data([{"text": "q"}])
-    # !.*prompt 'q' has None in its column 'paraphrases', where a list of at least two texts
+paraphrased().check_data([{"text": "q"}])  # !.*prompt 'q' has None in its column 'paraphrases'
 paraphrased(source=HINTS)  # source hint_levels\(
 parse_operations("a", {}, limit=0)  # limit
 pooled(capacity=0)  # capacity
@@ -93,13 +91,10 @@ shared_folder("x", node="a.b")  # node must have 1 to 64 letters
 shared_folder("x", node="a/b")  # node must have 1 to 64 letters
 shared_folder("x", node=3)  # node must have 1 to 64 letters
 sized(branched(splits=4), **SIZES)  # !branched.*a tree has 16 leaves, more than a group of 6
-sized(branched(splits=9), group_size=4096, max_new_tokens=8)
-    # !branched.*8 tokens cannot split at 9 places
+sized(branched(splits=9), group_size=4096, max_new_tokens=8)  # !branched.*8 tokens cannot split
 sized(entropy_branched(first=7), **SIZES)  # !entropy_branched.*first must be at most a group of 6
-sized(entropy_branched(segment=8), **SIZES)
-    # !entropy_branched.*segment must be below the 8 tokens of a response
-sized(forked(top_entropy_forks), group_size=4, max_new_tokens=8)
-    # !forked.*a tree has 5 leaves, more than a group of 4
+sized(entropy_branched(segment=8), **SIZES)  # !entropy_branched.*segment must be below the 8 tokens
+sized(forked(top_entropy_forks), group_size=4, max_new_tokens=8)  # !forked.*a tree has 5 leaves
 sized(pooled(low=7), **SIZES)  # !pooled.*low is above the 6 rollouts of a group
 sized(pruned(len, limit=8), **SIZES)  # !pruned.*limit must be below the 8 tokens of a response
 staged(())  # !stage_mask: boundaries must be increasing
@@ -127,8 +122,7 @@ lookahead(segment=1.5)  # segment must be an integer; got 1.5
 mixed(in_order())  # a collector and its share
 offline_lists(2.5)  # size must be an integer
 paraphrased(source="x")  # source must be a collector
-predicted(len, len, gate=3)
-    # gate must be a function; got 3
+predicted(len, len, gate=3)  # gate must be a function; got 3
 pruned(3)  # rule must be a function or a SurvivalRule; got 3
 replayed(capacity=4, share=0.5, store=3)  # store must be a function; got 3
 shared("here")  # swarm must have put and get; got 'here'

@@ -7,7 +7,8 @@ import json
 import jax
 import numpy as np
 import pytest
-from batches_of_collectors import RecordingSource, outcome, play_batch
+from batches_of_collectors import RecordingSource, ask, outcome, play_batch
+from cheap import equal
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -395,8 +396,7 @@ def stepwise(request, outcome):
 
 def test_scope():
     # Scope continues the right steps and trains after the plain prompt.
-    collector = cur.hinted(cur.repair(separator=";"))
-    requests, _, rows, _ = play(collector, change=stepwise)
+    requests, _, rows, _ = play(cur.hinted(cur.repair(separator=";")), change=stepwise)
     judge, last = requests[3], requests[6]
     assert judge.role == JUDGE and "solution 0 is 0" in judge.text
     assert decode(judge.responses[0].tokens) == "a;b;"  # of the third, which has two right steps
@@ -404,60 +404,41 @@ def test_scope():
     (repaired,) = last.responses
     assert decode(repaired.tokens) == "a;b;xy" and repaired.reward == 1.0
     assert repaired.version.tolist() == [0] * 4 + [-1] * 2
-    assert repaired.behavior_logp[:4].tolist() == [-2.0] * 4
-    assert np.isnan(repaired.behavior_logp[4:]).all()
+    equal(repaired.behavior_logp, [-2.0] * 4 + [np.nan] * 2)
     assert rows[0].members == ((0, 0), (0, 1), (6, 0), (0, 3))
+    with pytest.raises(ValueError, match="a mapping with 'right_steps'"):
+        play(cur.hinted(cur.repair()))
 
     # Scope may have a judge and a teacher.
-    def judge(question, steps):
-        return [0.9, 0.2, 0.8]
-
-    def teacher(question, beginning):
-        return f"({question} after {beginning})"
-
-    def encode_ends(text, ends=False):
-        return encode(text) + [0] * ends
-
-    policy = cur.repair(judge=judge, teacher=teacher, separator=";", most=2)
-    data = DATA
-    batch, learned = Collection(1, G, data=data, encode=encode_ends, decode=decode), None
-    collector = cur.hinted(policy)
+    policy = cur.repair(
+        judge=lambda question, steps: [0.9, 0.2, 0.8],
+        teacher=lambda question, beginning: f"({question} after {beginning})",
+        separator=";",
+        most=2,
+    )
+    collector, told = cur.hinted(policy), "a;(question 0 after a;)"
+    ends = {"encode": lambda text, ends=False: encode(text) + [0] * ends, "decode": decode}
+    batch = Collection(1, G, data=DATA, **ends)
     requests, _ = collector.propose((), None, batch, 1)
-    outcome = stepwise(requests[0], outcome_of(requests[0], 0, 0))
-    batch = batch._replace(requests=requests, outcomes=(outcome,))
-    decision, learned = collector.observe((), batch)
-    texts = [decode(r.responses[0].tokens) for r in decision.requests]
-    assert texts == ["a;(question 0 after a;)\0"] * 2
-    short = sized(collector, group_size=G, max_new_tokens=9)
-    texts = [decode(r.responses[0].tokens) for r in short.observe((), batch)[0].requests]
-    assert texts == ["a;(question 0 after a;)\0"[:9]] * 2
-    # Complete, whether its end has room or not, so that a run takes it.
+    first = stepwise(requests[0], outcome_of(requests[0], 0, 0))
+    batch = batch._replace(requests=requests, outcomes=(first,))
     limits = Limits(TextEncoder(jr.testing.ByteTokenizer(), 40, chat=False), 99, 300)
-    questions = [Question(Prompt(data[0]["text"]), [1])]
-    book = _Book(collector, (), None, questions, None, batch, limits)
-    for decided, finish in ((decision, STOP), (short.observe((), batch)[0], LENGTH)):
-        for request in decided.requests:
-            (checked,) = book._responses(request, 0)
-            assert checked.finish == finish
-    most = sized(collector, group_size=G, max_new_tokens=len("a;(question 0 after a;)") + 1)
-    assert most.observe((), batch)[0].requests[0].responses[0].finish == STOP
+    book = _Book(collector, (), None, [Question(Prompt(DATA[0]["text"]), [1])], None, batch, limits)
+    # Complete, whether its end has room or not, so that a run takes it.
+    for room, finish in ((99, STOP), (len(told) + 1, STOP), (9, LENGTH)):
+        decision, _ = sized(collector, group_size=G, max_new_tokens=room).observe((), batch)
+        assert len(decision.requests) == 2
+        for request in decision.requests:
+            assert decode(request.responses[0].tokens) == f"{told}\0"[:room]
+            assert book._responses(request, 0)[0].finish == finish
     # A beginning that fills a response leaves no room to go on.
     full = sized(collector, group_size=G, max_new_tokens=2)
     assert full.observe((), batch)[0].rows is not None
-    right, wrong = (
-        outcome_of(r, 0, i, rewards=lambda *_, x=x: [x])
-        for i, (r, x) in enumerate(zip(decision.requests, (0.0, 1.0), strict=True), 1)
-    )
-    batch = batch._replace(
-        requests=(*requests, *decision.requests), outcomes=(outcome, right, wrong)
-    )
+    graded = [outcome_of(r, 0, i, lambda *_, i=i: [i]) for i, r in enumerate(decision.requests)]
+    batch = ask(batch, decision.requests)._replace(outcomes=(first, *graded))
     decision, _ = collector.observe((), batch)
     # The second repair alone is right, and takes the place of the second rollout.
     assert decision.rows[0].members == ((0, 0), (2, 0), (0, 2), (0, 3))
-
-    # Scope needs to know the first wrong step.
-    with pytest.raises(ValueError, match="a mapping with 'right_steps'"):
-        play(cur.hinted(cur.repair()))
 
 
 def group_of(prompt, *pairs, **options):
@@ -526,72 +507,53 @@ def test_rooms():
         assert policy.ask(group_of(1, wrong(root)))[0].text
 
 
+def drawn(collector, count, seed=0, num_prompts=1000):
+    """The prompts of a batch of so many groups."""
+    batch, key = Collection(count, G, data=DATA, seed=5), jax.random.key(seed)
+    requests, _ = collector.propose(collector.init(num_prompts), key, batch, count)
+    return [request.prompt for request in requests]
+
+
+def mix(*parts):
+    return cur.mixed(*((part, 1) for part in parts))
+
+
 def test_mixtures():
-    # The parts of a mixture keep what they propose.
-    class Counted(RecordingSource):
-        def init(self, num_prompts):
-            return 0
-
-        def propose(self, state, key, collection, count):
-            return super().propose(state, key, collection, count)[0], state + count
-
-    counted = Counted(Request(G))
-    collector = cur.mixed((counted, 1), (counted, 3))
-    batch = Collection(4, G, data=DATA, encode=encode, decode=decode)
-    requests, state = collector.propose(collector.init(N), KEY, batch, 4)
-    assert len(requests) == 4 and state == (1, 3)
-
     # A mixture divides a batch by share.
-    collector = cur.mixed((cur.in_order(), 0.5), (cur.demonstrations(), 0.5))
-    requests, outcomes, rows, _ = play(collector)
+    requests, outcomes, rows, _ = play(mix(cur.in_order(), cur.demonstrations()))
     # Two groups of three for the first by the larger remainder, then one of three and its guide.
     assert [r.rollouts for r in requests] == [G, G, G - 1, 1]
     assert [[i for i, _ in row.members] for row in rows] == [[0] * 4, [1] * 4, [2, 2, 2, 3]]
     assert sorted(x.prompt for x in outcomes[:3]) == [0, 1, 2]  # each prompt once
+    mixture = mix(cur.paraphrased(), cur.in_order())
+    assert [groups for _, groups, _ in parts_with_sizes(mixture, 6, 4)] == [6, 3, 3, 3]
 
-    # Parts of a mixture draw independently. With one key, two parts alike would choose the same
-    # prompts, or answers of one stream.
+    # Parts alike draw independently: with one key or seed they would choose the same prompts.
     part = cur.prioritized(cur.learnability)
-    collector = cur.mixed((part, 0.5), (part, 0.5))
-    state, batch = collector.init(1000), Collection(4, G, data=DATA)
-    draws = []
-    for step in range(3):
-        key = jax.random.key(step)
-        requests, _ = collector.propose(state, key, batch, 4)
-        prompts = [request.prompt for request in requests]
-        assert prompts[:2] != prompts[2:]
-        again, _ = collector.propose(state, key, batch, 4)
-        assert requests == again
-        draws.append(prompts)
+    draws = [drawn(mix(part, part), 4, seed) for seed in (0, 1, 2, 0)]
+    assert all(draw[:2] != draw[2:] for draw in draws) and draws[0] == draws[3]
     assert len({*map(tuple, draws)}) == 3
-
-    # Parts of a mixture that draw by the seed draw independently. Parts alike begin with equal
-    # states, so that one seed would give them the same prompts.
     epochs = cur.in_epochs()
-    collector = cur.mixed((cur.mixed((epochs, 1), (epochs, 1)), 2), (epochs, 1))
-    batch = Collection(30, G, data=DATA, seed=5)
-    requests, _ = collector.propose(collector.init(1000), KEY, batch, 30)
-    prompts = [request.prompt for request in requests]
+    prompts = drawn(cur.mixed((mix(epochs, epochs), 2), (epochs, 1)), 30)
     first, second, third = prompts[:10], prompts[10:20], prompts[20:]
     assert first != second != third != first
-    # The first part has the order of the run, as it had alone.
-    alone, _ = epochs.propose(epochs.init(1000), KEY, batch, 10)
-    assert first == [request.prompt for request in alone]
+    assert first == drawn(epochs, 30)[:10]  # the order of the run, as it had alone
 
-    # Parts of a mixture count their rounds and requests.
-    inner = cur.mixed((cur.hinted(cur.ladder(TIERS)), 1), (NURL, 1))
-    collector = cur.mixed((cur.in_order(), 1), (inner, 2))
-    requests, _, rows, _ = play(collector, rewards=lambda request, prompt: [0.0] * request.rollouts)
-    assert [r.text for r in requests] == [
-        None, None, None, "question 1: weak 1", "question 2: weak 2",
-        "question 1: strong 1", "question 2: strong 2",
-    ]  # fmt: skip
+    # Parts of a mixture count their rounds and requests, and keep what they propose.
+    inner = mix(cur.hinted(cur.ladder(TIERS)), NURL)
+    requests, _, rows, _ = play(cur.mixed((cur.in_order(), 1), (inner, 2)), rewards=no_success)
+    weak, strong = [[f"question {i}: {x} {i}" for i in (1, 2)] for x in ("weak", "strong")]
+    assert [r.text for r in requests] == [None, None, None, *weak, *strong]
     assert [r.extends for r in requests] == [None, None, None, 1, 2, 1, 2]
     assert [row.members[-1] for row in rows] == [(0, 3), (5, 3), (6, 2)]
 
-    # Parts of a mixture have their groups.
-    mixture = cur.mixed((cur.paraphrased(), 0.5), (cur.in_order(), 0.5))
-    assert [groups for _, groups, _ in parts_with_sizes(mixture, 6, 4)] == [6, 3, 3, 3]
+    class Counted(RecordingSource):
+        def propose(self, state, key, collection, count):
+            return super().propose(state, key, collection, count)[0], (*state, count)
+
+    collector = cur.mixed((Counted(Request(G)), 1), (Counted(Request(G)), 3))
+    requests, state = collector.propose(collector.init(N), KEY, Collection(4, G, data=DATA), 4)
+    assert len(requests) == 4 and state == ((1,), (3,))
 
     # What a mixture proposes ahead is of a part that has groups and asks for more.
     class Never(RecordingSource):
@@ -601,9 +563,8 @@ def test_mixtures():
     mixture = cur.mixed((cur.in_order(), 0.9), (Never(None), 0.1))
     requests, _ = mixture.propose(mixture.init(N), KEY, Collection(2, G), 5)
     assert [request.round for request in requests] == [0] * 5
-    refill = cur.refill(cur.informative_groups)
-    mixture = cur.mixed((refill, 0.5), (cur.prefixed(), 0.5))
-    asked = Collection(2, G, requests=(Request(G), Request(G, round=1)), outcomes=(None, None))
+    mixture = mix(cur.refill(cur.informative_groups), cur.prefixed())
+    asked = ask(Collection(2, G), (Request(G), Request(G, round=1)))
     requests, _ = mixture.propose(mixture.init(N), KEY, asked, 2)
     assert [request.round for request in requests] == [0, 0]
 

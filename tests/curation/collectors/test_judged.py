@@ -49,14 +49,12 @@ def test_half_of_a_batch_judges_and_refines(one_by_one):
 def test_judges():
     # The right verdict has the reward.
     requests, _, _ = play(judged(judges=0.5, refines=0.0), [RIGHT, WRONG, RIGHT, WRONG])
+    verdicts = {"Yes.": 1, "no": 0, "yes or no? yes": 1, "perhaps": None, "YES, no": 0}
+    verdicts |= {"Yes, I know it now": 1, "not sure": None, "No. Another noted: eyes": 0}
     for request in requests[4:]:
-        right = request.prompt % 2 == 0
         assert request.text.endswith("Is this answer right? Reply yes or no.")
-        texts = ["Yes.", "no", "yes or no? yes", "perhaps", "YES, no"]
-        texts += ["Yes, I know it now", "not sure", "No. Another noted: eyes"]
-        yes = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
-        no = [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
-        assert request.reward(texts) == (yes if right else no)
+        right = request.prompt % 2 == 0
+        assert request.reward([*verdicts]) == [float(x == right) for x in verdicts.values()]
 
     # Two answers are compared.
     requests, _, _ = play(judged(judges=0.5, refines=0.0, point=0.0), [MIXED] * 4)

@@ -44,37 +44,34 @@ def asked(collector, data=DATA, **sizes):
 
 
 def test_groups():
-    # A pair is a group of two and a list of as many as it has.
-    for request in asked(cur.offline_pairs()):
-        assert [(x.tokens, x.reward) for x in request.responses] == [
-            (DATA[request.prompt]["chosen"], 1.0),
-            (DATA[request.prompt]["rejected"], 0.0),
-        ]
-    for request in asked(cur.offline_lists(3)):
-        n = 2 + request.prompt % 2
-        assert (request.rollouts, request.sampled) == (n, False)
-        assert [x.reward for x in request.responses] == [0.5, -1.0, 2.0][:n]
-    for request in asked(cur.offline_labels()):
-        assert [x.reward for x in request.responses] == [float(request.prompt % 2 == 0)]
-    kinds = (cur.offline_pairs(), cur.offline_lists(3), cur.offline_labels())
-    kinds += (cur.offline_steps(separator="\n"),)
-    assert [x.width(8) for x in kinds] == [2, 3, 1, 1]
-    assert all(x.offline for x in kinds) and not cur.only_demonstrations().offline
+    # What a row becomes: the tokens and the reward of each response.
+    def lists(n):
+        return list(zip(DATA[n]["responses"], DATA[n]["rewards"], strict=True))
 
-    # A triple has a gold response above the pair.
-    data = [row(n, reference=f"gold {n}") for n in range(5)]
-    for request in asked(cur.offline_triples(), data):
-        n = request.prompt
-        want = [(f"right {n}", 1.0), (f"wrong {n}", 0.0), (f"gold {n}", 2.0)]
-        assert [(x.tokens, x.reward) for x in request.responses] == want
+    gold = [row(n, reference=f"gold {n}") for n in range(5)]
+    kinds = (
+        (cur.offline_pairs(), DATA, 2, lambda n: [(f"right {n}", 1.0), (f"wrong {n}", 0.0)]),
+        (cur.offline_lists(3), DATA, 3, lists),
+        (cur.offline_labels(), DATA, 1, lambda n: [("fine", float(n % 2 == 0))]),
+        (
+            *(cur.offline_triples(), gold, 3),
+            lambda n: [(f"right {n}", 1.0), (f"wrong {n}", 0.0), (f"gold {n}", 2.0)],
+        ),
+    )
+    for collector, data, width, expected in kinds:
+        assert collector.width(8) == width and collector.offline
+        for request in asked(collector, data):
+            found = [(x.tokens, x.reward) for x in request.responses]
+            assert found == expected(request.prompt)
+            assert (request.rollouts, request.sampled) == (len(found), False)
+    assert not cur.only_demonstrations().offline
 
-    # Steps are one response with a label each.
+    # Steps are one response with a label each, as a reward finds them again in the text.
     for request in asked(cur.offline_steps(separator=" | ")):
         ((response,), n) = request.responses, 1 + request.prompt % 3
         assert response.tokens == ["one", "one | two", "one | two | three"][n - 1]
         assert response.turn_rewards.tolist() == [1.0, 0.5, 0.0][:n]
         assert response.reward == [1.0, 0.5, 0.0][n - 1]
-        # As a reward finds them again in the text.
         assert response.turn_ends.tolist() == step_ends(response.tokens, separator=" | ")
 
     # Columns have other names and sources other orders.
@@ -287,21 +284,23 @@ def test_mistakes():
 
     # A mixture samples nothing only if no part does.
     pairs, labels = cur.offline_pairs(), cur.offline_labels()
-    sampled = cur.mixed((cur.in_order(), 0.5), (pairs, 0.5))
-    nested = cur.mixed((sampled, 0.5), (pairs, 0.5))
-    for collector, there in (
-        (pairs, True),
-        (cur.mixed((pairs, 0.5), (labels, 0.5)), True),
-        (cur.mixed((cur.mixed((pairs, 1), (labels, 1)), 1), (pairs, 1)), True),
-        (cur.in_order(), False),
-        (sampled, False),
-        (nested, False),
-    ):
-        assert declares(collector, "offline") is there
-        assert declares(collector, "has_rewards") is there
     graded = cur.only_demonstrations(reward=1.0)
-    mixture = cur.mixed((graded, 0.5), (pairs, 0.5))
-    assert declares(mixture, "has_rewards") and not declares(mixture, "offline")
+    sampled = mix(cur.in_order(), pairs)
+    for collector, offline, has_rewards in (
+        (pairs, True, True),
+        (mix(pairs, labels), True, True),
+        (mix(mix(pairs, labels), pairs), True, True),
+        (cur.in_order(), False, False),
+        (sampled, False, False),
+        (mix(sampled, pairs), False, False),
+        (mix(graded, pairs), False, True),
+    ):
+        assert declares(collector, "offline") is offline
+        assert declares(collector, "has_rewards") is has_rewards
     # One part is enough for what a run must do besides.
-    assert declares(nested, "brings_responses")
+    assert declares(mix(sampled, pairs), "brings_responses")
     assert declares(None, "offline") is False
+
+
+def mix(*parts):
+    return cur.mixed(*((part, 1) for part in parts))

@@ -146,54 +146,41 @@ def test_segments_and_splits():
             for y in collection.outcomes[j].responses
             if y.finish == UNFINISHED
         ]
-        got = [tuple(y.tokens) for y in request.responses]
-        assert got == [tuple(y.tokens) for y in before for _ in range(2)]
+        assert leaves([request]) == [tuple(y.tokens) for y in before for _ in range(2)]
     finishes = {collection.outcomes[i].responses[j].finish for r in rows for i, j in r.members}
     assert finishes == {1}
 
-    # Branches split at scheduled depths.
-    cases = {
-        (4, 2): ([2, [4]], [2, 4]),  # at 0 into two, at 4 of 8 tokens each into two
-        (6, 2): ([3, [4]], [3, 6]),  # there is room for three
-        (8, None): ([2, [2, 4]], None),
-        (4, (2, 5)): ([1, [2, 5]], None),
-    }
-    for (size, splits), ((roots, ends), _) in cases.items():
-        collector = for_run(cur.branched(splits=splits), size)
-        rows, _, collection = play(collector, size=size)
+    # Branches split at scheduled depths, into as many as there is room for.
+    for size, splits, roots, ends in (
+        (4, 2, 2, [4]),  # at 0 into two, at 4 of 8 tokens each into two
+        (6, 2, 3, [4]),
+        (8, None, 2, [2, 4]),
+        (4, (2, 5), 1, [2, 5]),
+    ):
+        rows, _, collection = play(for_run(cur.branched(splits=splits), size), size=size)
         assert [(r.rollouts, r.limit) for r in collection.requests[:P]] == [(roots, ends[0])] * P
         for p, row in enumerate(rows):
             rounds = [r for r in collection.requests if r.extends == p]
             assert [r.limit for r in rounds] == [*ends[1:], None][: len(rounds)]
             assert len(row.members) <= size
             for request in rounds:
-                begun = [tuple(y.tokens) for y in request.responses]
-                assert begun[::2] == begun[1::2]
-    assert for_run(cur.branched(), 3) == cur.in_order()
+                assert leaves([request])[::2] == leaves([request])[1::2]
     # As wide as there is room for, in segments; or with a width for each split.
     wide = cur.branched(splits=3, branches=None, segment=2)
-    shapes = {
-        size: (for_run(wide, size).branches, for_run(wide, size).segment) for size in (8, 27, 30)
-    }
-    assert shapes == {8: (2, (2, 4)), 27: (3, (2, 4)), 30: (3, (2, 4))}
+    for size, branches, segment in ((8, 2, (2, 4)), (27, 3, (2, 4)), (30, 3, (2, 4))):
+        made = for_run(wide, size)
+        assert (made.branches, made.segment) == (branches, segment)
     assert for_run(wide, 6).segment == (2,)  # there is no room for three splits
-    assert for_run(wide, 3) == cur.in_order()
-    long = sized(
-        cur.branched(splits=3, branches=None, segment=30), group_size=216, max_new_tokens=1024
-    )
+    assert for_run(wide, 3) == for_run(cur.branched(), 3) == cur.in_order()
+    long = cur.branched(splits=3, branches=None, segment=30)
+    long = sized(long, group_size=216, max_new_tokens=1024)
     assert (long.branches, long.segment, long.rounds) == (6, (30, 60), 2)
-    mixed = for_run(cur.branched(branches=(2, 3, 2)), 12)
-    rows, _, collection = play(mixed, size=12)
+    rows, _, collection = play(for_run(cur.branched(branches=(2, 3, 2)), 12), size=12)
     assert [r.rollouts for r in collection.requests[:P]] == [2] * P
-    for p, row in enumerate(rows):
-        counts = [0, 0, 0]
-        for request in collection.requests:
-            if request.extends == p:
-                counts[request.round] += request.rollouts
-                texts = [tuple(y.tokens) for y in request.responses]
-                width = {1: 3, 2: 2}[request.round]
-                assert texts[::width] == texts[width - 1 :: width]
-        assert counts[1] % 3 == 0 and counts[2] % 2 == 0 and len(row.members) <= 12
+    for request in collection.requests[P:]:
+        width, texts = {1: 3, 2: 2}[request.round], leaves([request])
+        assert texts[::width] == texts[width - 1 :: width] and len(texts) % width == 0
+    assert all(len(row.members) <= 12 for row in rows)
     assert repr(cur.branched(splits=3, branches=3)) == "branched(splits=3, branches=3)"
 
 

@@ -11,17 +11,9 @@ from cheap import close, equal
 from compiled_curation import questions
 from rows import for_each
 
-from jaxrl_llm.curation import (
-    adapted_rates,
-    hashed_magnitudes,
-    hashed_words,
-    linear_recalibration,
-    rate_adapter_fit,
-    rate_adapter_init,
-)
+from jaxrl_llm import curation as cur
 
-RNG = np.random.default_rng(0)
-SMALL = rate_adapter_init(jax.random.key(0), size=3, hidden=4)
+SMALL = cur.rate_adapter_init(jax.random.key(0), size=3, hidden=4)
 
 
 def projected(params, x):
@@ -40,8 +32,9 @@ def projected(params, x):
 
 
 def test_rates_equal_the_float64_reference_and_nothing_left_out_is_read():
-    params = jax.tree.map(lambda leaf: leaf + RNG.normal(0, 0.3, leaf.shape), SMALL)
-    queries, references, rates = RNG.normal(size=(5, 3)), RNG.normal(size=(6, 3)), RNG.random(6)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: leaf + rng.normal(0, 0.3, leaf.shape), SMALL)
+    queries, references, rates = rng.normal(size=(5, 3)), rng.normal(size=(6, 3)), rng.random(6)
     stay = np.array([0, 2, 3, 5])
     exact = jax.tree.map(np.float64, params)
     scores = projected(exact.queries, queries) @ projected(exact.references, references[stay]).T / 2
@@ -54,20 +47,21 @@ def test_rates_equal_the_float64_reference_and_nothing_left_out_is_read():
     expected = 1 / (1 + np.exp(-np.log(rate / (1 - rate)) / heat - np.tanh(shift)))
     where = np.isin(np.arange(6), stay)
     references[~where], rates[~where] = np.nan, np.inf
-    out = adapted_rates(*map(np.float32, (queries, references, rates)), params, where=where)
+    out = cur.adapted_rates(*map(np.float32, (queries, references, rates)), params, where=where)
     close(out, expected, rtol=1e-5)
     assert np.ptp(expected) > 0.005
 
 
 def test_a_fit_is_deterministic_and_learns_from_what_was_measured_alone():
+    rng = np.random.default_rng(0)
     embeddings = np.float32(np.repeat(np.eye(3), 8, axis=0))
     easy = np.repeat([0.9, 0.5, 0.1], 8)
     rates = np.float32([easy, easy**2, easy**0.5])
-    where = RNG.random(rates.shape) < 0.8
+    where = rng.random(rates.shape) < 0.8
     where[:, 5] = False
     embeddings[5], rates[~where] = np.nan, np.nan
     fit = jax.jit(
-        lambda embeddings, rates, where: rate_adapter_fit(
+        lambda embeddings, rates, where: cur.rate_adapter_fit(
             SMALL, jax.random.key(1), embeddings, rates,
             references=12, batch=12, steps=150, lr=1e-2, where=where,
         )
@@ -77,15 +71,15 @@ def test_a_fit_is_deterministic_and_learns_from_what_was_measured_alone():
     jax.tree.map(equal, params, again)
     # A fourth policy: easy, middle and hard prompts are told from one reference of each.
     kinds, seen = np.eye(3, dtype=np.float32), np.float32([0.95, 0.7, 0.3])
-    before, after = (adapted_rates(kinds, kinds, seen, each) - seen for each in (SMALL, params))
+    before, after = (cur.adapted_rates(kinds, kinds, seen, each) - seen for each in (SMALL, params))
     assert np.abs(after).max() < 0.2 < np.abs(before).max()
 
 
 @jax.jit
 def fitted(embeddings, rates):
     start_key, fit_key = jax.random.split(jax.random.key(0))
-    params = rate_adapter_init(start_key, size=embeddings.shape[1], hidden=32)
-    return rate_adapter_fit(
+    params = cur.rate_adapter_init(start_key, size=embeddings.shape[1], hidden=32)
+    return cur.rate_adapter_fit(
         params, fit_key, embeddings, rates, references=64, batch=136, steps=200
     )  # fmt: skip
 
@@ -94,10 +88,10 @@ def fitted(embeddings, rates):
 @pytest.mark.parametrize(
     ("embed", "kind", "least", "most"),
     [
-        (hashed_magnitudes, "sums", 0.95, 1.0),
-        (hashed_magnitudes, "operators", 0.98, 1.0),
-        (hashed_magnitudes, "topics", 0.98, 1.0),
-        (hashed_words, "sums", -0.2, 0.3),  # what an embedding does not hold, no fit adds
+        (cur.hashed_magnitudes, "sums", 0.95, 1.0),
+        (cur.hashed_magnitudes, "operators", 0.98, 1.0),
+        (cur.hashed_magnitudes, "topics", 0.98, 1.0),
+        (cur.hashed_words, "sums", -0.2, 0.3),  # what an embedding does not hold, no fit adds
     ],
 )
 def test_an_adapter_fitted_on_other_prompts_and_policies(embed, kind, least, most):
@@ -113,8 +107,8 @@ def test_an_adapter_fitted_on_other_prompts_and_policies(embed, kind, least, mos
     params = fitted(embedded[known], np.float32(measured))
     references, rest = fresh[:64], fresh[64:]
     seen = np.float32(rng.binomial(8, rates[references]) / 8)
-    predicted = adapted_rates(embedded, embedded[references], seen, params)
-    predicted = np.asarray(linear_recalibration(predicted, references, seen))
+    predicted = cur.adapted_rates(embedded, embedded[references], seen, params)
+    predicted = np.asarray(cur.linear_recalibration(predicted, references, seen))
     assert least < np.corrcoef(predicted[rest], rates[rest])[0, 1] < most
 
 
@@ -123,7 +117,7 @@ KEY, X, Y = jax.random.key(0), jnp.ones((6, 3)), jnp.full((2, 6), 0.5)
 
 def fit(*, embeddings=X, rates=Y, key=KEY, references=3, batch=3, dropout=0.1):
     options = {"references": references, "batch": batch, "dropout": dropout, "steps": 1}
-    return rate_adapter_fit(SMALL, key, embeddings, rates, **options)
+    return cur.rate_adapter_fit(SMALL, key, embeddings, rates, **options)
 
 
 BAD = {

@@ -2,18 +2,11 @@
 
 import math
 
+import compiled_curation as cur
 import jax
 import jax.numpy as jnp
 import numpy as np
 from cheap import close, equal
-from compiled_curation import (
-    belief_init,
-    belief_mean,
-    belief_update,
-    beta_bernoulli_information,
-    thompson_rates,
-    variance_reduction,
-)
 from rows import for_each
 from scipy import special, stats
 
@@ -47,7 +40,7 @@ VADE = {"retain": 0.2, "retain_rest": 0.999}
     ],
 )
 def test_update_worked_numbers(start, right, options, expected):
-    state = belief_update(
+    state = cur.belief_update(
         state_of([start[0]], [start[1]]), jnp.array([0]), outcomes([right]), **options
     )
     close([state.alpha[0], state.beta[0]], expected, rtol=1e-5)
@@ -65,7 +58,7 @@ def test_updates():
     options = {"retain_rest": 0.9, "prior": (1.5, 0.5)}
     expected = reference(state, ids, rewards, where, retain, 0.9, (1.5, 0.5))
     junk = np.where(where, rewards, np.resize([np.nan, np.inf, 1e30], where.shape))
-    out = belief_update(
+    out = cur.belief_update(
         jax.tree.map(jnp.asarray, state), jnp.asarray(ids), jnp.asarray(junk, jnp.float32),
         retain=jnp.asarray(retain), where=jnp.asarray(where), **options,
     )  # fmt: skip
@@ -75,17 +68,17 @@ def test_updates():
     # The tracker of spo is the same recursion without a prior.
     rewards, ids = jnp.array([[1.0], [0.0], [1.0]]), jnp.array([1, 0, 1])
     tracker = BetaTracker(jnp.array([2.0, 3.0]), jnp.array([5.0, 4.0]))
-    ours = belief_update(tracker, ids, rewards, retain=0.875, prior=(0.0, 0.0))
+    ours = cur.belief_update(tracker, ids, rewards, retain=0.875, prior=(0.0, 0.0))
     theirs = beta_tracker_update(tracker, ids, rewards, 0.875)
     assert isinstance(ours, BetaTracker)
     close(ours, theirs)
 
     # Init and mean.
-    state = belief_init(3, prior=(2.0, 6.0))
-    assert state.alpha.tolist() == [2.0] * 3 and belief_mean(state).tolist() == [0.25] * 3
-    state = belief_init(2, successes=jnp.array([2, 0]), samples=jnp.array([8, 0]), weight=3.0)
+    state = cur.belief_init(3, prior=(2.0, 6.0))
+    assert state.alpha.tolist() == [2.0] * 3 and cur.belief_mean(state).tolist() == [0.25] * 3
+    state = cur.belief_init(2, successes=jnp.array([2, 0]), samples=jnp.array([8, 0]), weight=3.0)
     assert state.alpha.tolist() == [7.0, 1.0] and state.beta.tolist() == [19.0, 1.0]
-    assert belief_mean(state_of([0.0], [0.0])).tolist() == [0.5]
+    assert cur.belief_mean(state_of([0.0], [0.0])).tolist() == [0.5]
 
 
 def reference(state, ids, rewards, where, retain, rest, prior):
@@ -105,17 +98,17 @@ def reference(state, ids, rewards, where, retain, rest, prior):
 def test_draws_have_the_distribution_of_the_belief(alpha, beta):
     size = 4000
     state = state_of([alpha] * size, [beta] * size)
-    rates = thompson_rates(jax.random.key(3), state)
+    rates = cur.thompson_rates(jax.random.key(3), state)
     assert stats.kstest(np.asarray(rates, np.float64), stats.beta(alpha, beta).cdf).pvalue > 0.01
 
 
 def test_draws_of_candidates_extremes_and_strangers():
     state = state_of([0.0, 3.0, 1.0, jnp.nan, 1.0, jnp.inf], [2.0, 0.0, 1.0, 1.0, -1.0, 1.0])
-    rates = thompson_rates(jax.random.key(0), state)
+    rates = cur.thompson_rates(jax.random.key(0), state)
     assert rates[:2].tolist() == [0.0, 1.0] and 0 < rates[2] < 1 and jnp.isnan(rates[3])
-    some = thompson_rates(jax.random.key(0), state, jnp.array([2, -1, 6, 0]))
+    some = cur.thompson_rates(jax.random.key(0), state, jnp.array([2, -1, 6, 0]))
     assert jnp.isnan(some).tolist() == [False, True, True, False] and some[3] == 0
-    again = jax.jit(thompson_rates)(jax.random.key(0), state, jnp.array([2, -1, 6, 0]))
+    again = jax.jit(cur.thompson_rates)(jax.random.key(0), state, jnp.array([2, -1, 6, 0]))
     equal(some, again)
 
 
@@ -127,7 +120,7 @@ def test_draws_of_candidates_extremes_and_strangers():
     ],
 )  # fmt: skip
 def test_information_worked_numbers(alpha, beta, rollouts, expected):
-    out = beta_bernoulli_information(jnp.float32(alpha), jnp.float32(beta), rollouts=rollouts)
+    out = cur.beta_bernoulli_information(jnp.float32(alpha), jnp.float32(beta), rollouts=rollouts)
     close(out, expected, atol=1e-6)
 
 
@@ -144,7 +137,7 @@ def test_information_equals_the_float64_entropies_of_the_paper(rollouts):
     for s in range(rollouts + 1):
         log_prob = special.betaln(a + s, b + rollouts - s) - special.betaln(a, b)
         expected -= math.comb(rollouts, s) * np.exp(log_prob) * entropy(a + s, b + rollouts - s)
-    out = beta_bernoulli_information(
+    out = cur.beta_bernoulli_information(
         jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32), rollouts=rollouts
     )
     # The float64 entropies of large counts cancel to some 1e-9.
@@ -158,11 +151,11 @@ def test_information():
     for s in range(k + 1):
         prob = stats.betabinom(k, a, b).pmf(s)
         expected -= prob * stats.beta(a + s, b + k - s).var()
-    out = variance_reduction(jnp.float32(a), jnp.float32(b), rollouts=k)
+    out = cur.variance_reduction(jnp.float32(a), jnp.float32(b), rollouts=k)
     close(out, expected, rtol=1e-5)
 
 
 @for_each(("counts", "rollouts", "expected"), [(1.0, 1, 1 / 36), (2.0, 1, 0.01), (1.0, 8, 1 / 15)])
 def test_variance_reduction_worked_numbers(counts, rollouts, expected):
-    out = variance_reduction(jnp.float32(counts), jnp.float32(counts), rollouts=rollouts)
+    out = cur.variance_reduction(jnp.float32(counts), jnp.float32(counts), rollouts=rollouts)
     close(out, expected, rtol=1e-6)

@@ -1,15 +1,9 @@
 """Where segments begin: lines, stretches, uncertain tokens."""
 
+import compiled_curation as cur
 import jax
 import jax.numpy as jnp
 import numpy as np
-from compiled_curation import (
-    ended_tokens,
-    line_starts,
-    spo_cutpoints,
-    stretch_starts,
-    window_tokens,
-)
 
 ONES = np.ones(8, bool)
 
@@ -36,8 +30,8 @@ def test_places():
     rng = np.random.default_rng(0)
     mask = np.arange(9) < rng.integers(0, 10, (4, 3))[..., None]
     old_logp = np.where(mask, np.log(rng.uniform(0.05, 1.0, mask.shape)), np.nan)
-    stretches = stretch_starts(mask, count=3, length=4)
-    cuts = jax.jit(spo_cutpoints, static_argnames=("count", "interval"))(
+    stretches = cur.stretch_starts(mask, count=3, length=4)
+    cuts = jax.jit(cur.spo_cutpoints, static_argnames=("count", "interval"))(
         old_logp, mask, count=4, rho=0.6, interval=2
     )
     for index in np.ndindex(4, 3):
@@ -52,17 +46,19 @@ def test_places():
     mask = jnp.array([[True] * 4, [True, True, True, False], [True] * 4])
     numbers = {"unfinished": jnp.array([True, False, False]), "versions": versions}
     numbers["current_version"] = 4
-    out = window_tokens(mask, **numbers, drop_tail=1)
+    out = cur.window_tokens(mask, **numbers, drop_tail=1)
     none = [False] * 4
     assert out.tolist() == [[False, False, True, False], [True, True, True, False], none]
-    assert window_tokens(mask, **numbers).sum() == 5
-    assert ended_tokens(mask, **numbers).tolist() == [none, [True, True, True, False], none]
+    assert cur.window_tokens(mask, **numbers).sum() == 5
+    assert cur.ended_tokens(mask, **numbers).tolist() == [none, [True, True, True, False], none]
     # Rows that this batch sampled nothing for train nothing, also in a minibatch of their own.
     old = {name: x if name == "current_version" else x[2:] for name, x in numbers.items()}
-    assert not window_tokens(mask[2:], **old).any() and not ended_tokens(mask[2:], **old).any()
+    assert (
+        not cur.window_tokens(mask[2:], **old).any() and not cur.ended_tokens(mask[2:], **old).any()
+    )
     each = numbers | {"current_version": jnp.array([4, 4, 3])}
-    assert window_tokens(mask, **each)[2].tolist() == [False, True, True, True]
+    assert cur.window_tokens(mask, **each)[2].tolist() == [False, True, True, True]
 
 
 def lines(breaks, mask, count):
-    return [x for x in line_starts(breaks, mask, count=count).tolist() if x >= 0]
+    return [x for x in cur.line_starts(breaks, mask, count=count).tolist() if x >= 0]
