@@ -43,18 +43,13 @@ def test_worked_groups():
     )
     assert alone[:, 0].tolist() == [False, True, False, True]
 
-    # Another metric than the reward.
-    shaped = jnp.array([[1.0, 0.5], [1.0, 0.5]])
-    accuracy = jnp.array([[1.0, 1.0], [1.0, 0.0]])
+    # Another metric than the reward, also in a recipe.
+    shaped, accuracy = jnp.array([[1.0, 0.5]] * 2), jnp.array([[1.0, 1.0], [1.0, 0.0]])
     kept = cur.informative_groups(shaped, metric=accuracy)
     assert kept.tolist() == [[False, False], [True, True]]
-    curation = stateless(
-        connect(bind(cur.informative_groups, name="accuracy"), metric="reward_components")
-    )
-    components = {"accuracy": accuracy, "length": shaped}
-    where, _ = curation.update(
-        shaped, (), reward_components=components, where=jnp.ones((2, 2), bool)
-    )
+    rule = bind(cur.informative_groups, name="accuracy")
+    batch = {"reward_components": {"accuracy": accuracy, "length": shaped}, "where": shaped > 0}
+    where, _ = stateless(connect(rule, metric="reward_components")).update(shaped, (), **batch)
     equal(where, kept)
 
     # Truncated responses leave the mask.

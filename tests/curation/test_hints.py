@@ -12,9 +12,6 @@ from jaxrl_llm.advantages import grpo
 JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
 
 
-# --- triggers and slots ----------------------------------------------------------------------
-
-
 def test_who_needs_a_hint():
     # A group without a right answer needs a hint.
     rewards = jnp.array([[0.0, 0.0], [0.0, 0.5], [-1.0, 0.0], [jnp.nan, 0.0]])
@@ -46,9 +43,6 @@ def test_masked_rewards_decide_nothing(junk):
         [[False, False], [True, False]],
     )
     close(cur.adhint_ratio(rewards, where=where), [0.8, 0.0])
-
-
-# --- levels ----------------------------------------------------------------------------------
 
 
 @for_each(
@@ -101,9 +95,6 @@ def test_what_a_hint_trains():
     equal(gradient, -mask.astype(np.float32))
 
 
-# --- ADHint and PrefixRL ---------------------------------------------------------------------
-
-
 def test_adhint():
     # Harder prompts see more of the solution.
     rewards = jnp.array([[1.0, 0.0, 0.0, 0.0], [1.0] * 4, [0.0] * 4])
@@ -124,9 +115,6 @@ def test_adhint():
     close(cuts[0].mean(), 600, rtol=0.03)
     fixed = cur.prefix_cuts(jax.random.key(1), jnp.array(10), cuts=2, low=0.5, high=0.5)
     assert fixed.tolist() == [5, 5]
-
-
-# --- SCOPE -----------------------------------------------------------------------------------
 
 
 def test_steps_and_splices():

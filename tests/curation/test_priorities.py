@@ -29,12 +29,8 @@ def test_scores():
 
     # Priorities and their undoing.
     scores, where = jnp.array([1.0, 4.0, jnp.nan, 9.0]), jnp.array([True, True, False, True])
-    close(
-        cur.replay_priorities(scores, power=0.5, where=where), [1 / 6, 2 / 6, 0, 3 / 6], rtol=1e-6
-    )
-    close(
-        cur.replay_priorities(scores, power=0.0, where=where), [1 / 3, 1 / 3, 0, 1 / 3], rtol=1e-6
-    )
+    for power, expected in ((0.5, [1 / 6, 2 / 6, 0, 3 / 6]), (0.0, [1 / 3, 1 / 3, 0, 1 / 3])):
+        close(cur.replay_priorities(scores, power=power, where=where), expected, rtol=1e-6)
     huge = cur.replay_priorities(jnp.array([1e30, 1e30]), power=2.0)
     close(huge, 0.5)
     assert not cur.replay_priorities(jnp.zeros(3)).any()

@@ -16,9 +16,6 @@ steps_of = jax.jit(cur.top_entropy_steps, static_argnames=("turns", "keep"))
 keys = jax.random.split(jax.random.key(0), 2000)
 
 
-# --- SPARK -----------------------------------------------------------------------------------
-
-
 @quick
 @given(
     rewards=hnp.arrays(np.float32, (3, 5), elements=binary),
@@ -97,9 +94,6 @@ def test_judged_items():
     assert half.keep.tolist() == [True, False, False, False]
 
 
-# --- swarm -----------------------------------------------------------------------------------
-
-
 @for_each(
     ("informative", "foreign", "where"),
     [
@@ -115,9 +109,6 @@ def test_a_batch_shrinks_where_others_have_nothing(informative, foreign, where):
     )
     assert shared.where.tolist() == where and shared.index.shape == (1 + foreign,)
     assert 0 not in shared.index[1:][shared.where[1:]].tolist()
-
-
-# --- DART ------------------------------------------------------------------------------------
 
 
 @quick

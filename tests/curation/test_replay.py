@@ -6,6 +6,7 @@ from collections import deque
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cheap import equal
 from compiled_curation import replacements, replay_add, replay_fresh, replay_init, replay_sample
 from rows import for_each
 from scipy import stats
@@ -13,6 +14,12 @@ from scipy import stats
 KEY = jax.random.key(0)
 KEYS = jax.random.split(jax.random.key(1), 3000)
 ADD = jax.jit(replay_add, static_argnames=("evict", "unique"))
+
+
+def add(buffer, items, ids, *, version=0, **options):
+    options = {k: jnp.asarray(x) if isinstance(x, list) else x for k, x in options.items()}
+    items = jax.tree.map(jnp.asarray, items)
+    return ADD(buffer, items, prompt_ids=jnp.asarray(ids), version=version, **options)
 
 
 def batches(seed, size=4, prompts=6, steps=9):
@@ -39,10 +46,7 @@ def held(buffer):
 def test_the_newest_stay(capacity, unique):
     buffer, expected = replay_init({"x": jnp.zeros(2)}, capacity=capacity), deque(maxlen=capacity)
     for step, items, ids, _, where in batches(0):
-        buffer = ADD(
-            buffer, {"x": jnp.asarray(items)}, prompt_ids=jnp.asarray(ids), version=step,
-            where=jnp.asarray(where), unique=unique,
-        )  # fmt: skip
+        buffer = add(buffer, {"x": items}, ids, version=step, where=where, unique=unique)
         # Of one batch the last item of a prompt alone enters, and the prompt's older ones leave.
         rows = [i for i in range(len(ids)) if where[i]]
         if unique:
@@ -58,11 +62,8 @@ def test_the_best_stay_as_in_a_heap(capacity):
     buffer, heap = replay_init({"x": jnp.zeros(2)}, capacity=capacity), []
     for step, items, ids, scores, where in batches(1):
         scores = scores + step / 64  # no ties between batches
-        junk = np.where(where, scores, np.nan)
-        buffer = ADD(
-            buffer, {"x": jnp.asarray(items)}, prompt_ids=jnp.asarray(ids), version=step,
-            scores=jnp.asarray(junk, jnp.float32), evict="lowest",
-        )  # fmt: skip
+        junk = np.where(where, scores, np.nan).astype(np.float32)
+        buffer = add(buffer, {"x": items}, ids, version=step, scores=junk, evict="lowest")
         for i in np.flatnonzero(where):
             entry = (float(scores[i]), tuple(items[i].tolist()))
             if len(heap) < capacity:
@@ -78,56 +79,41 @@ def test_who_stays():
     # An equal score does not replace and a full batch keeps its last.
     buffer = replay_init(jnp.zeros(()), capacity=1)
     for x in (1.0, 2.0):
-        buffer = replay_add(
-            buffer, jnp.array([x]), prompt_ids=jnp.zeros(1, int), version=0,
-            scores=jnp.ones(1), evict="lowest",
-        )  # fmt: skip
+        buffer = add(buffer, np.float32([x]), [0], scores=[1.0], evict="lowest")
     assert buffer.items.tolist() == [1.0]
-    many = replay_init(jnp.zeros(()), capacity=2)
-    many = replay_add(many, jnp.arange(5.0), prompt_ids=jnp.arange(5), version=jnp.arange(5))
+    many = add(replay_init(jnp.zeros(()), capacity=2), jnp.arange(5.0), np.arange(5))
     assert sorted(many.items.tolist()) == [3.0, 4.0] and int(many.added) == 5
 
     # An older item of a prompt leaves even if the new one is not taken.
     buffer = replay_init(jnp.zeros(()), capacity=2)
-    rounds = [
-        ([1.0, 2.0], [0, 1], [5.0, 6.0]),
-        ([3.0], [1], [1.0]),
-        ([4.0, 5.0], [2, 0], [2.0, 0.5]),
-    ]
-    expected = [{1.0: 5.0, 2.0: 6.0}, {1.0: 5.0, 3.0: 1.0}, {3.0: 1.0, 4.0: 2.0}]
-    for (items, ids, scores), held_now in zip(rounds, expected, strict=True):
-        buffer = replay_add(
-            buffer, jnp.array(items), prompt_ids=jnp.array(ids), version=0,
-            scores=jnp.array(scores), evict="lowest", unique=True,
-        )  # fmt: skip
-        assert dict(zip(buffer.items.tolist(), buffer.scores.tolist(), strict=True)) == held_now
+    for items, ids, scores, expected in (
+        ([1.0, 2.0], [0, 1], [5.0, 6.0], {1.0: 5.0, 2.0: 6.0}),
+        ([3.0], [1], [1.0], {1.0: 5.0, 3.0: 1.0}),
+        ([4.0, 5.0], [2, 0], [2.0, 0.5], {3.0: 1.0, 4.0: 2.0}),
+    ):
+        buffer = add(buffer, jnp.array(items), ids, scores=scores, evict="lowest", unique=True)
+        assert dict(zip(buffer.items.tolist(), buffer.scores.tolist(), strict=True)) == expected
 
     # Items may be any arrays and the state survives jit.
-    item = {"tokens": jnp.zeros((2, 3), jnp.int32), "mask": jnp.zeros((2, 3), bool)}
+    item = {"tokens": jnp.ones((2, 3), jnp.int32), "mask": jnp.ones((2, 3), bool)}
     buffer = replay_init(jax.eval_shape(lambda: item), capacity=3)
-    new = {"tokens": jnp.ones((1, 2, 3), jnp.int32), "mask": jnp.ones((1, 2, 3), bool)}
-    out = ADD(buffer, new, prompt_ids=jnp.array([4]), version=7)
-    assert jax.tree.structure(out) == jax.tree.structure(buffer)
-    kinds = [(x.shape, x.dtype) for x in jax.tree.leaves(buffer)]
-    assert [(x.shape, x.dtype) for x in jax.tree.leaves(out)] == kinds
+    out = add(buffer, jax.tree.map(lambda x: x[None], item), [4], version=7)
+    kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), x) for x in (buffer, out)]
+    assert kinds[0] == kinds[1]
     sample = jax.jit(lambda k, b: replay_sample(k, b, count=2))(KEY, out)
-    assert sample.items["tokens"][0].tolist() == [[1] * 3] * 2 and sample.where.tolist() == [
-        True,
-        False,
-    ]
+    equal(sample.items["tokens"][0], np.ones((2, 3)))
+    equal(sample.where, [True, False])
 
 
-def filled(weights=4, versions=None):
-    buffer = replay_init(jnp.zeros(()), capacity=weights)
-    version = 0 if versions is None else jnp.asarray(versions)
-    return replay_add(
-        buffer, jnp.arange(float(weights)), prompt_ids=jnp.arange(weights), version=version
+def filled(versions=0):
+    return add(
+        replay_init(jnp.zeros(()), capacity=4), jnp.arange(4.0), np.arange(4), version=versions
     )
 
 
 @for_each(("max_lag", "expected"), [(0, 1), (2, 2), (5, 4), (None, 4)])
 def test_no_draw_is_older_than_allowed(max_lag, expected):
-    buffer = filled(versions=[6, 4, 1, 3])
+    buffer = filled(jnp.array([6, 4, 1, 3]))
     fresh = replay_fresh(buffer, version=6, max_lag=max_lag)
     sample = replay_sample(KEY, buffer, count=4, where=fresh)
     assert int(sample.where.sum()) == expected

@@ -127,9 +127,6 @@ def test_the_highest_scores_of_the_whole_array(scores, mask, fraction):
     equal(keep.reshape(-1), expected)
 
 
-# --- both together ---------------------------------------------------------------------------
-
-
 def arrays(seed=0, prompts=3, group=4, tokens=5):
     rng = np.random.default_rng(seed)
     advantages = rng.normal(size=(prompts, group)).astype(np.float32)

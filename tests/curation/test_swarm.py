@@ -24,9 +24,6 @@ def group(question, texts=("ab", "c"), rewards=(1.0, 0.0), ended=None):
     return SwarmGroup(question, texts, rewards, ended or (True,) * len(texts))
 
 
-# The folder
-
-
 def test_what_one_puts_the_others_get(tmp_path):
     a, b, c = (shared_folder(str(tmp_path / "new"), node=node) for node in "abc")
     assert a.get() == ()
@@ -115,9 +112,6 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         a.put([group("q2")], step=0)
     assert b.get() == (group("q1"),) and len(list(tmp_path.iterdir())) == 1
-
-
-# The collector
 
 
 @dataclasses.dataclass

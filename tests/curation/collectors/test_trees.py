@@ -393,12 +393,8 @@ def test_draws_and_rules():
     for p in range(P):
         first = collection.outcomes[p].responses
         mean = np.array([y.model_logp.mean() for y in first])
-        goes_on = [
-            y
-            for y, m in zip(first, mean, strict=True)
-            if m > np.median(mean) and y.finish == UNFINISHED
-        ]
+        ended = np.array([y.finish != UNFINISHED for y in first])
+        goes_on = [first[j] for j in np.flatnonzero((mean > np.median(mean)) & ~ended)]
         more = leaves(r for r in collection.requests[P:] if r.extends == p)
         assert more == [tuple(y.tokens) for y in goes_on]
-        ended = sum(y.finish != UNFINISHED for y in first)
-        assert len(rows[p].members) == ended + len(goes_on)
+        assert len(rows[p].members) == ended.sum() + len(goes_on)

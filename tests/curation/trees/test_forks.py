@@ -31,9 +31,6 @@ def test_forks_are_at_the_greatest_entropies(entropy, mask):
             assert row.tolist() == order + [-1] * (count - len(order))
 
 
-# --- LATR ------------------------------------------------------------------------------------
-
-
 @for_each(
     ("probs", "options", "keep"),
     [
@@ -208,9 +205,6 @@ def test_places_of_splits():
     # The worked extremes of eight edges.
     keep = width(jnp.array([3.0, 1.0, -2.0, 0.5, -1.0, 2.0, 0.0, 0.1]))
     assert np.flatnonzero(keep).tolist() == [0, 2, 4, 5]
-
-
-# --- BranchGRPO ------------------------------------------------------------------------------
 
 
 def test_branch_grpo():
