@@ -6,7 +6,7 @@ import numpy as np
 from cheap import close, equal
 from compiled_curation import align_calls, entropy_branches, top_k_entropy
 
-from jaxrl_llm.advantages import grpo, m_grpo
+from jaxrl_llm.advantages import m_grpo
 from jaxrl_llm.rewards import call_rewards
 
 branch = jax.jit(entropy_branches)
@@ -60,7 +60,6 @@ def test_calls():
     rewards, calls = jnp.array([[0.8, 0.6], [0.2, 9.0]]), jnp.array([[0, 1], [0, 0]])
     ours = m_grpo(rewards, calls, call_where=jnp.ones((2, 2), bool))
     close(ours, [[1.1667, 0.5], [-0.8333, -0.8333]], atol=1e-4)
-    close(grpo(jnp.array([1.0, 0.0])), [0.7071, -0.7071], atol=1e-4)
     some = jnp.array([[True, True], [False, False]])
     left = m_grpo(jnp.where(some, rewards, jnp.nan), calls, call_where=some)
     close(left, [[0.7071, -0.7071], [0.0, 0.0]], atol=1e-4)

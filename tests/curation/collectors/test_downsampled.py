@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from batches_of_collectors import RecordingSource, outcome
+from batches_of_collectors import RecordingSource, outcome, play_batch
 from cheap import close
 from rows import for_each
 
@@ -18,23 +18,17 @@ PENALTY = [[0.5, 0.0, 1.0, 0.2, 0.1, 0, 0, 0], [1.0] * 8]
 
 def chosen(collector, seed=0, where=None, component="penalty"):
     """The rollouts of each row, after every prompt has finished."""
-    state, key = collector.init(10), jax.random.key(seed)
-    collection = Collection(P, G)
-    decision, _ = collector.observe(state, collection)
-    requests, state = collector.propose(state, key, collection, decision.ask)
-    assert [request.rollouts for request in requests] == [8, 8]
-    outcomes = [
-        outcome(p, REWARDS[p], reward_components={component: np.float32(PENALTY[p])})
-        for p in range(P)
-    ]
-    if where is not None:
-        outcomes[1] = outcomes[1]._replace(where=np.array(where))
-    halfway = collection._replace(requests=requests, outcomes=(None, outcomes[1]))
-    assert collector.observe(state, halfway)[0].rows is None
-    collection = collection._replace(requests=requests, outcomes=tuple(outcomes))
-    decision, _ = collector.observe(state, collection)
-    assert [row.members[0][0] for row in decision.rows] == [0, 1]
-    return decision.rows
+
+    def answer(request, number, place):
+        assert request.rollouts == 8
+        parts = {component: np.float32(PENALTY[place])}
+        done = outcome(place, REWARDS[place], reward_components=parts)
+        return done if where is None or place == 0 else done._replace(where=np.array(where))
+
+    batch, key = Collection(P, G), jax.random.key(seed)
+    rows, _, _ = play_batch(collector, collector.init(10), batch, answer, key=key, order=0)
+    assert [row.members[0][0] for row in rows] == [0, 1]
+    return rows
 
 
 def members(row):
@@ -42,17 +36,15 @@ def members(row):
 
 
 def test_rules():
-    # Clean right traces and the first wrong ones.
-    rule = jr.bind(cur.resample_on_correct, min_wrong=1, min_right=1)
-    rows = chosen(downsampled(rule))
-    # 5 right and 3 wrong of 8: half of them are 2 and 2, as 1.5 rounds to even.
-    assert [members(row) for row in rows] == [[1, 4, 5, 6], [0, 1, 2, 3]]
-    rows = chosen(downsampled(cur.resample_on_correct))
-    assert members(rows[0]) == [1, 4, 5, 6]
-
-    # The best and the worst half.
-    rows = chosen(downsampled(cur.contrasts))
-    assert [members(row) for row in rows] == [[0, 1, 5, 6], [0, 1, 2, 3]]
+    # Clean right traces and the first wrong ones; the best and the worst half.
+    small = jr.bind(cur.resample_on_correct, min_wrong=1, min_right=1)
+    for rule, expected in (
+        # 5 right and 3 wrong of 8: half of them are 2 and 2, as 1.5 rounds to even.
+        (small, [[1, 4, 5, 6], [0, 1, 2, 3]]),
+        (cur.resample_on_correct, [[1, 4, 5, 6], [0, 1, 2, 3]]),
+        (cur.contrasts, [[0, 1, 5, 6], [0, 1, 2, 3]]),
+    ):
+        assert [members(row) for row in chosen(downsampled(rule))] == expected
 
     # Draws with replacement come from the key of the batch.
     collector = downsampled(cur.resample_groups)
