@@ -290,22 +290,17 @@ def test_no_answer_earns_no_more_than_a_wrong_one():
         calls.append(completion)
         return float(completion.splitlines()[-1] == "144")
 
+    cut = Parsed("144", complete=False)
     for reward, value in ((dapo_math, -1.0), (last_integer, 0.0), (needs_text, 0.0)):
         env, state = begin(reward, max_turns=1)
-        for action in (Parsed("144", complete=False), Parsed("Answer: 144", calls=(CALL,))):
+        for action in (cut, Parsed("Answer: 144", calls=(CALL,))):
             _, seen = env.step(state, action)
             assert (seen.reward, seen.done, seen.stopped, seen.info) == (value, False, True, {})
-    assert calls == ["", ""]
-
-
-def test_a_limit_of_the_run_earns_what_no_answer_does():
-    state, _ = ToolEnv([calculator], dapo_math).reset(TASK, seed=0)
-    for reward, value in ((dapo_math, -1.0), (last_integer, 0.0)):
-        env = ToolEnv([calculator], reward)
-        cut = Parsed("Answer: 144", complete=False)
+        # Nor does an episode that a limit of the run ends.
         assert env.truncation_reward(state, "length", cut) == value
         assert env.truncation_reward(state, "turns", None) == value
-        check_env(env, [TASK], ["144", Parsed("", calls=(CALL,))])
+    assert calls == [""] * 4
+    check_env(begin(dapo_math)[0], [TASK], ["144", Parsed("", calls=(CALL,))])
 
 
 def test_no_answer_is_graded_by_a_subagent_where_one_answers():
