@@ -98,26 +98,20 @@ def test_successes():
     for step in range(2):
         _, state, _ = play(collector, state, step, fails_later)
     rows, _, batch = play(collector, state, 2, fails_later)
-    ages = {r.prompt: 2 for r in batch.requests[:P]}
-    for r in batch.requests[:P]:
-        place = state.pool.prompt_ids.tolist().index(r.prompt)
-        ages[r.prompt] = 2 - int(state.pool.versions[place])
+    prompts, stored = [r.prompt for r in batch.requests[:P]], state.pool.prompt_ids.tolist()
+    young = [2 - state.pool.versions[stored.index(prompt)] <= 1 for prompt in prompts]
     replayed = [batch.requests[r.extends].prompt for r in batch.requests[P:]]
-    assert replayed == [prompt for prompt, age in ages.items() if age <= 1]
-    assert [row.takes_part for row in rows] == [age <= 1 for age in ages.values()]
+    assert replayed == [prompt for prompt, there in zip(prompts, young, strict=True) if there]
+    assert [row.takes_part for row in rows] == young
 
     # A success ages until the update whatever samples.
-    collector, state = started(max_staleness=1)
-    for step in range(2):
-        _, state, _ = play(collector, state, step, fails_later)
     rows, _, batch = play(collector, state, 3, fails_later)
     assert len(batch.requests) == P and not any(row.takes_part for row in rows)
-    requests, outcomes = batch.requests, batch.outcomes
-    early = Collection(P, G, 3, requests, outcomes, version=2)
+    early = Collection(P, G, 3, batch.requests, batch.outcomes, version=2)
     assert collector.observe(state, early)[0].requests == ()
 
 
-def episodes(collection, place, rewards, *, turns=2, prompt=(1, 2)):
+def episodes(place, rewards, *, turns=2, prompt=(1, 2)):
     """An outcome of two episodes of so many turns, after a prompt of these tokens."""
     logp, starts = np.zeros(3, np.float32), (TurnStart(1),) * (turns - 1)
     response = Response(np.arange(3), logp, logp, np.zeros(3, int), np.array([True, False, True]))
@@ -134,12 +128,10 @@ def test_a_stored_episode_has_its_reward_and_the_prompt_of_now(same):
     for turns in (3, 2):
         requests, _ = collector.propose(state, jax.random.key(0), place, 1)
         assert requests[0].turns == (None if turns == 3 else 3)
-        done = place._replace(
-            requests=requests, outcomes=(episodes(place, 0, [0.0, 1.0], turns=turns),)
-        )
+        done = place._replace(requests=requests, outcomes=(episodes(0, [0.0, 1.0], turns=turns),))
         _, state = collector.observe(state, done)
     assert state.turns.tolist() == [3]
-    failed = episodes(place, 0, [0.0, 0.0], prompt=(1, 2) if same else (1, 3))
+    failed = episodes(0, [0.0, 0.0], prompt=(1, 2) if same else (1, 3))
     decision, _ = collector.observe(state, done._replace(outcomes=(failed,)))
     if not same:
         assert decision.requests == () and not decision.rows[0].takes_part
