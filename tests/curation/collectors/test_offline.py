@@ -38,9 +38,9 @@ def row(n, **changes):
 DATA = [row(n) for n in range(5)]
 
 
-def asked(collector, data=DATA, **sizes):
-    collection = Collection(2, 8, data=data, **sizes)
-    return collector.propose(collector.init(len(data)), KEY, collection, 2)[0]
+def asked(collector, data=DATA, count=2, key=KEY, **options):
+    batch = Collection(count, 8, data=data, **options)
+    return collector.propose(collector.init(len(data)), key, batch, count)[0]
 
 
 def test_groups():
@@ -102,9 +102,7 @@ def test_orders():
     assert all(sorted(places) == [0, 1] for places in seen[:2])
     assert all(max(places) < 4 for places in seen[2:4])
     assert {n for places in seen[2:] for n in places} >= {0, 1, 2, 3}
-    late = Collection(6, 8, step=9, data=data)
-    everything, _ = collector.propose(collector.init(6), KEY, late, 6)
-    assert sorted(x.prompt for x in everything) == list(range(6))
+    assert sorted(x.prompt for x in asked(collector, data, 6, step=9)) == list(range(6))
     with pytest.raises(ValueError, match="no 'stage' of a prompt is open at step 0"):
         collector.check_data([row(n, stage=1) for n in range(2)])
 
@@ -112,17 +110,14 @@ def test_orders():
     data = [row(0, chosen="a bb ccc dddd", rejected="no"), row(1, chosen="a bb", rejected="no")]
     data.append(row(2, chosen=[7, 8, 9], rejected=[7, 9]))
     words = ["", "a", "bb", "ccc", "dddd", "no", "<end>", "longest", "it", "x"]
-    collection = Collection(
-        3,
-        8,
-        data=data,
-        stop_ids=(6,),
-        encode=lambda text, ends=False: [*map(words.index, text.split()), *([6] if ends else [])],
-        decode=lambda ids: " ".join(words[i] for i in ids),
-    )
+    tokenizer = {
+        "stop_ids": (6,),
+        "encode": lambda text, ends=False: [*map(words.index, text.split()), *[6] * ends],
+        "decode": lambda ids: " ".join(words[i] for i in ids),
+    }
     collector = cur.degraded_pairs(degrade_mask)
-    requests, _ = collector.propose(collector.init(3), KEY, collection, 3)
-    again, _ = collector.propose(collector.init(3), jax.random.key(1), collection, 3)
+    keys = (KEY, jax.random.key(1))
+    requests, again = (asked(collector, data, 3, key, **tokenizer) for key in keys)
     copies = {}
     for request, same in zip(requests, again, strict=True):
         (chosen, rejected, *rest), other = request.responses, same.responses[2:]
@@ -135,15 +130,13 @@ def test_orders():
     assert repr(collector) == "degraded_pairs(degrade_mask, degrees=4)"
 
     # Documents end as the one before them did whatever ends a turn.
-    collection = Collection(
+    (request,) = asked(
+        cur.plain_texts().for_run(1, 8),
+        [{"pretraining": "a"}],
         1,
-        1,
-        data=[{"pretraining": "a"}],
         stop_ids=(6, 9),
         encode=lambda text, ends=False: [1, 9] if ends else [1],  # a chat template ends with 9
     )
-    collector = cur.plain_texts().for_run(1, 8)
-    ((request,), _) = collector.propose(collector.init(1), KEY, collection, 1)
     assert request.prompt_tokens == (6,) and request.responses[0].tokens.tolist() == [1, 6]
 
 
@@ -163,8 +156,7 @@ def test_examples():
     collector = cur.few_shot_pairs(shots=2)
     assert collector.sends_text and collector.offline and collector.width(8) == 2
     collector.check_data(data)
-    collection = Collection(6, 8, data=data)
-    requests, _ = collector.propose(collector.init(6), KEY, collection, 6)
+    requests = asked(collector, data, 6)
     assert sorted(x.prompt for x in requests) == list(range(6))
     for request in requests:
         n, shots = request.prompt, shots_in(request)
@@ -173,11 +165,9 @@ def test_examples():
         assert len(set(shots)) == len(shots) == min(len(mates), 2) and set(shots) <= mates
         assert request.text is None or request.text.endswith(f"question {n}")
     # As many as there is room for.
-    short = collection._replace(takes_text=lambda text: text.count("Preferred") < 2)
-    less, _ = collector.propose(collector.init(6), KEY, short, 6)
+    less = asked(collector, data, 6, takes_text=lambda text: text.count("Preferred") < 2)
     assert [shots_in(x) for x in less] == [shots_in(x)[:1] for x in requests]
-    none = cur.few_shot_pairs(shots=0)
-    assert {x.text for x in none.propose(none.init(6), KEY, collection, 6)[0]} == {None}
+    assert {x.text for x in asked(cur.few_shot_pairs(shots=0), data, 6)} == {None}
 
     # Few shot pairs print what differs so that a resume notices it.
     made = cur.few_shot_pairs
