@@ -123,6 +123,11 @@ def no_success(request, prompt):
     return [0.0] * request.rollouts
 
 
+def hopeless(request, prompt):
+    """No message helps with a hard prompt."""
+    return (no_success if prompt in HARD else reward_of)(request, prompt)
+
+
 def one_number(request, outcome):
     """The reward of a rollout without components."""
     return outcome._replace(reward_components={})
@@ -155,7 +160,7 @@ NUMBER = {"change": one_number}
         (cur.ladder(FEW), {}, [WEAK], G, row_of(3)),
         # Scaf grpo swaps the success of least help for the first rollout.
         (cur.scaffold(TIERS), {}, [WEAK, STRONG], 1, row_of(1, (4, 0))),
-        (cur.scaffold(TIERS), {"rewards": no_success}, [WEAK, STRONG], 1, row_of(1)),
+        (cur.scaffold(TIERS), {"rewards": hopeless}, [WEAK, STRONG], 1, row_of(1)),
         (cur.scaffold(TIERS, after="plain"), NUMBER, [WEAK, STRONG, None], 1, row_of(1, (5, 0))),
         (
             *(cur.scaffold(TIERS, after="both"), NUMBER, [WEAK, STRONG, None], 1),
