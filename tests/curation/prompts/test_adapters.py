@@ -84,7 +84,7 @@ def fitted(embeddings, rates):
     )  # fmt: skip
 
 
-@pytest.mark.of_many
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("embed", "kind", "least", "most"),
     [
