@@ -99,21 +99,18 @@ def test_sources_and_sizes():
         return np.where(accuracy < 1, 4 - counts, 0)
 
     collector = curation.two_phase(up_to_four, max_rollouts=4, first=2, source=source)
-    batch = Collection(3, 2)
-    requests, state = collector.propose((), KEY, batch, 3)
-    zero = outcome(3, [0, 0])
-    outcomes = (zero, zero._replace(where=np.zeros(2, bool)), zero)
-    batch = batch._replace(requests=requests, outcomes=outcomes)
-    more = collector.observe(state, batch)[0].requests
+
+    def answer(request, number, place):
+        return outcome(place, [0, 0], where=np.full(2, number != 1))
+
+    rows, _, batch = play_batch(collector, (), Collection(3, 2), answer)
+    first, more = batch.requests[:3], batch.requests[3:]
     # As the first ones were sampled.
     assert [x.extends for x in more] == [0, 2]
-    assert {(x.rollouts, x.text, x.role, x.limit, x.round) for x in more} == {
-        (2, "please", HINTED, 3, 1)
-    }
-    batch = batch._replace(requests=requests + more, outcomes=outcomes + (zero, zero))
-    decision, _ = collector.observe(state, batch)
-    assert [len(row.members) for row in decision.rows] == [4, 2, 4]
-    assert [(x.requests, x.outcomes) for x in source.seen] == [(requests, outcomes)]
+    told = {(x.rollouts, x.text, x.role, x.limit, x.round) for x in more}
+    assert told == {(2, "please", HINTED, 3, 1)}
+    assert [len(row.members) for row in rows] == [4, 2, 4]
+    assert [(x.requests, x.outcomes) for x in source.seen] == [(first, batch.outcomes[:3])]
 
 
 def test_v0():
