@@ -22,8 +22,8 @@ def test_equals_the_simulator_played_directly():
     try:
         peer.load("find-plant", 2, "easy")
         room, info = peer.reset()
-        state, seen = env.reset(ROW, 0)
-        text = seen.messages[0]["content"]
+        start, seen = env.reset(ROW, 0)
+        state, text = start, seen.messages[0]["content"]
         assert text.startswith("Task Description:\nYour task is to find a(n) plant.")
         assert text.endswith(room.strip().split("\n")[-1].strip())
         assert all(action in text for action in peer.get_possible_actions())
@@ -40,7 +40,7 @@ def test_equals_the_simulator_played_directly():
         # A fork sees the same, in another process; a mistake that is not forgiven costs.
         saved, other = pickle.loads(pickle.dumps((before, env)))
         assert other.step(saved, said) == (state, seen)
-        state, seen = env.step(state, Parsed("focus on table"))
+        _, seen = env.step(start, Parsed("focus on table"))
         assert seen.done and seen.reward < 0
         other.close()
     finally:
