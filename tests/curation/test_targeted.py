@@ -109,19 +109,6 @@ def test_rounds():
     assert [x.prompt for x in asked[::2]] == state.order[::2][:P].tolist()
 
 
-def test_a_temperature_draws_as_often_as_the_softmax_says():
-    collector, state = started(temperature=0.3)
-    _, _, batch = play(collector, state, 0)
-    references = Collection(P, G, 0, batch.requests[:R], batch.outcomes[:R], data=DATA)
-    draws, counts = 200, np.zeros(N)
-    for seed in range(draws):
-        (request,), drawn = collector.propose(state, jax.random.key(seed), references, 1)
-        counts[request.prompt] += 1
-    logits = -np.abs(np.float64(drawn.rates) - 0.5) / 0.3
-    probs = np.exp(logits) / np.exp(logits).sum()
-    assert (np.abs(counts / draws - probs) <= 4 * np.sqrt(probs * (1 - probs) / draws)).all()
-
-
 SOURCES = {
     "in_order": None,
     "budgeted": cur.budgeted((1, 2)),

@@ -61,15 +61,6 @@ def test_4096_episodes_in_one_call_equal_each_alone(env):
     assert len(traces) == 1
 
 
-def test_a_step_of_a_batch_is_pure():
-    states = stack([MAZE.reset({}, 0)[0]] * 3)
-    copy = jax.tree.map(np.copy, states)
-    first = MAZE.step_batch(states, jnp.array([1, 2, 9]), jnp.ones(3, bool))
-    second = MAZE.step_batch(states, jnp.array([1, 2, 9]), jnp.ones(3, bool))
-    jax.tree.map(equal, first, second)
-    jax.tree.map(equal, states, copy)
-
-
 def test_the_gridworld_by_hand():
     env = Gridworld()  # S.. / .#. / ..G
     state, seen = env.reset({}, 0)

@@ -93,31 +93,6 @@ def test_the_expected_update_is_the_gradient_of_a_linear_fitness(rank):
     assert abs(np.vdot(estimate(0), g) / np.vdot(g, g) + 1) < 0.05
 
 
-@pytest.mark.of_many
-@pytest.mark.parametrize(
-    ("rank", "expected"), [(1, 0.353553), (2, 0.444444), (4, 0.512), (8, 0.554929)]
-)
-def test_the_smoothed_derivative_of_a_sine(rank, expected):
-    """One entry of a matrix, so that the rank may be any."""
-    closed = [(1 + 1 / r) ** (-r / 2 - 1) for r in (rank, 2 * rank)]
-    assert abs(closed[0] - expected) < 1e-6
-    errors = [np.exp(-0.5) - value for value in closed]
-    assert 0.45 < errors[1] / errors[0] < 0.65
-    params, draws = {"w": jnp.zeros((rank, rank))}, 2**15
-    classes = es.leaf_classes(params)
-
-    @jax.jit
-    def estimate():
-        key = es.leaf_key(KEY, "w")
-        e = es.lowrank_noise(key, 0, jnp.arange(0, 2 * draws, 2), (rank, rank), rank=rank)
-        fitness = jnp.sin(jnp.sum(e.a[:, 0] * e.b[:, 0], -1) / rank**0.5)
-        fitness = jnp.stack([fitness, -fitness], 1).reshape(-1)
-        options = {"sigma": 1.0, "rank": rank, "scale": "gradient", "chunk": draws}
-        return es.eggroll_grad(params, classes, KEY, 0, fitness, **options)["w"][0, 0]
-
-    assert abs(-estimate() - expected) < 0.012
-
-
 def test_dtypes():
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
     found = grad(params=half)

@@ -152,24 +152,6 @@ def test_an_update_is_the_vote_of_all_pairs(shape, chunk):
     equal(update(jnp.zeros(9, jnp.int8), threshold=0), w)
 
 
-def test_weights_stay_within_their_bounds_and_move_by_chance_as_often_as_alpha_says():
-    @jax.jit
-    def step(w, epoch, threshold):
-        scores = jax.random.normal(jax.random.fold_in(KEY, epoch), (256,))
-        options = {"threshold": threshold, "chunk": 128}
-        return es.egg_update(w, TABLE, KEY, epoch, pair_sign(scores), **options)
-
-    w = i8(jnp.full((24, 16), 126))
-    for epoch in range(4):
-        new = step(w, epoch, 0)
-        assert np.abs(np.asarray(new, int) - np.asarray(w, int)).max() == 1
-        w = new
-    assert int(w.max()) == 127 and w.dtype == jnp.int8
-    zero = i8(jnp.zeros((24, 16)))
-    shares = [np.mean(np.asarray(step(zero, e, es.egg_threshold(0.25))) != 0) for e in range(10)]
-    assert abs(np.mean(shares) / 0.25 - 1) < 0.25
-
-
 def test_ternary_values_survive_packing():
     values = jnp.asarray(np.random.default_rng(0).integers(-1, 2, (3, 17)))
     packed = es.pack_ternary(values)

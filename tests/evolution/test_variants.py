@@ -63,20 +63,3 @@ def test_sparse_equals_dense():
     )
     close(of_step, -0.3 / (4 * share) ** 0.5 * total, atol=1e-6)
     close(of_gradient, -total / (4 * 0.3 * share), atol=1e-5)
-
-
-def test_sparse_estimates_the_gradient_at_the_same_step():
-    shape, members = (4, 5), jnp.arange(60000)
-    g = jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
-
-    @jax.jit
-    def estimate(g):
-        noise = es.sparse_noise(KEY, 0, members, shape)
-        fitness = noise.sign * jnp.sum(g[noise.rows, noise.columns] * noise.values, -1)
-        return es.sparse_grad(KEY, 0, fitness, shape, sigma=1.0, scale="gradient")
-
-    assert np.abs(estimate(g) + g).max() < 0.15
-    random = es.zscore(jax.random.normal(jax.random.key(0), (4096,)))
-    grad = jax.jit(lambda fitness: es.sparse_grad(KEY, 0, fitness, (30, 40), sigma=0.01))
-    assert abs(float(jnp.sqrt(jnp.mean(grad(random) ** 2))) / 0.01 - 1) < 0.1
-    assert not np.any(grad(jnp.repeat(random[:2048], 2)))
