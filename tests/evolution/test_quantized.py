@@ -1,9 +1,7 @@
 """int8 weights of a float model: the worked number, one unit at a time, and a fit by evolution."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from cheap import close
 from rows import for_each
 
@@ -54,33 +52,9 @@ def test_distillation():
     assert np.isfinite(found).all()
 
 
-def test_int8_weights_follow_a_teacher():
-    """Adam proposes from the gradient of evolution; what stands out moves the integers."""
-    rng = np.random.default_rng(0)
-    x, w = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((32, 8), (8, 4)))
-    q, scale = es.quantize_int8(w + 0.1 * jnp.asarray(rng.normal(size=w.shape), jnp.float32))
-    # A float leaf that moved as much as these integers would drown them in noise.
-    params = {"q": q, "scale": scale}
-    classes = es.leaf_classes(params, rules=[("q", "lowrank"), ("scale", "frozen")])
-    optimizer, key = optax.adam(0.02), jax.random.key(0)
-
-    def score(params):
-        return -jnp.mean((x @ (params["q"] * params["scale"] - w)) ** 2)
-
-    @jax.jit
-    def step(params, state, epoch):
-        def member(n):
-            return score(es.perturb(params, classes, key, epoch, n, sigma=0.4))
-
-        fitness = es.zscore(jax.vmap(member)(jnp.arange(256)))
-        grads = es.eggroll_grad(params, classes, key, epoch, fitness, sigma=0.4, chunk=128)
-        updates, state = optimizer.update(grads, state)
-        return es.apply_quantized(params, updates, tau=1.0), state
-
-    floats = jax.tree.map(lambda x: x.astype(jnp.float32), params)
-    new, state = params, optimizer.init(floats)
-    for epoch in range(16):
-        before = new["q"].astype(int)
-        new, state = step(new, state, epoch)
-        assert new["q"].dtype == jnp.int8 and int(abs(new["q"] - before).max()) <= 1
-    assert score(new) > 0.3 * score(params)
+def test_updates_of_a_tree():
+    """Integers move by what stands out, floats by their updates."""
+    params = {"q": Q, "scale": jnp.ones(2)}
+    new = es.apply_quantized(params, {"q": U, "scale": jnp.array([0.5, -0.25])}, tau=0.5)
+    assert new["q"].tolist() == [6, -126, 126, 5] and new["q"].dtype == jnp.int8
+    assert new["scale"].tolist() == [1.5, 0.75]
