@@ -88,11 +88,7 @@ def main(root, writer):
             aggregation = mode if "mean" in mode else "token-mean"
             writer.add(
                 f"{'sequences' if 'seq' in name else 'tokens'}_{mode}",
-                ["ampo"],
-                f"{CORE}: {name}",
                 loss(function, aggregation, **options),
-                inputs="guided",
-                arguments=options | {"loss_agg_mode": aggregation},
             )
     name = "compute_grpo_outcome_advantage_split"
     (function,) = take(root / CORE, name, **given)
@@ -104,21 +100,7 @@ def main(root, writer):
 
     scored = {"scored": token_inputs(["logp", "mask"], ["ragged"])["ragged"]}
     writer.inputs("scored", scored)
-    writer.add(
-        "comprehension",
-        ["ampo"],
-        f"{TRAINER}: MIXRayDAPOTrainer",
-        comprehension(root / TRAINER),
-        inputs="scored",
-        arguments={"compute_score_name": "mean_exp_log_softmax"},
-    )
+    writer.add("comprehension", comprehension(root / TRAINER))
     writer.inputs("groups", reward_cases())
     options = {"norm_adv_by_std_in_grpo": False}
-    writer.add(
-        "split",
-        ["ampo"],
-        f"{CORE}: {name}",
-        outcome(split, needs=["steered"], **options),
-        inputs="groups",
-        arguments=options,
-    )
+    writer.add("split", outcome(split, needs=["steered"], **options))

@@ -17,21 +17,56 @@ from paper_code import start, take
 
 PATH = "slime/rollout/sglang_example.py"
 NAMES = (
-    "generate", "generate_and_rm", "generate_and_rm_group", "abort", "generate_rollout_async",
-    "SingletonMeta", "GenerateState",
-)  # fmt: skip
+    "generate",
+    "generate_and_rm",
+    "generate_and_rm_group",
+    "abort",
+    "generate_rollout_async",
+    "SingletonMeta",
+    "GenerateState",
+)
 ROUNDS, MOST = 4, 12
 
 
 def lengths():
     """Tokens of each response; groups of a round end at different ticks."""
     return {
-        "pairs": np.array([[2, 9], [3, 3], [6, 1], [5, 12], [4, 8], [3, 11], [5, 7], [1, 10],
-                           [8, 2], [10, 3], [1, 4], [6, 9]], np.int32),
+        "pairs": np.array(
+            [
+                [2, 9],
+                [3, 3],
+                [6, 1],
+                [5, 12],
+                [4, 8],
+                [3, 11],
+                [5, 7],
+                [1, 10],
+                [8, 2],
+                [10, 3],
+                [1, 4],
+                [6, 9],
+            ],
+            np.int32,
+        ),
         # Two responses are longer than the limit.
-        "cut": np.array([[2, 4], [30, 5], [7, 3], [1, 6], [9, 8], [2, 13], [3, 5], [10, 4],
-                         [10, 1], [6, 2], [8, 8], [4, 1]], np.int32),
-    }  # fmt: skip
+        "cut": np.array(
+            [
+                [2, 4],
+                [30, 5],
+                [7, 3],
+                [1, 6],
+                [9, 8],
+                [2, 13],
+                [3, 5],
+                [10, 4],
+                [10, 1],
+                [6, 2],
+                [8, 8],
+                [4, 1],
+            ],
+            np.int32,
+        ),
+    }
 
 
 class Server:
@@ -107,10 +142,20 @@ def main():
         silent = lambda **_: SimpleNamespace(update=lambda n: None, close=lambda: None)  # noqa: E731
         names = [name for name in NAMES if name != "SingletonMeta"]
         return take(
-            root / PATH, *names, asyncio=asyncio, copy=copy, time=time, tqdm=silent, get=get,
-            post=server.post, async_rm=graded, AutoTokenizer=tokenizer, SingletonMeta=meta,
-            Sample=types.Sample, print=lambda *_, **__: None,
-        )[-2]  # fmt: skip
+            root / PATH,
+            *names,
+            asyncio=asyncio,
+            copy=copy,
+            time=time,
+            tqdm=silent,
+            get=get,
+            post=server.post,
+            async_rm=graded,
+            AutoTokenizer=tokenizer,
+            SingletonMeta=meta,
+            Sample=types.Sample,
+            print=lambda *_, **__: None,
+        )[-2]
 
     def run(n, target):
         def compute(case, a):
@@ -120,16 +165,30 @@ def main():
             ]
             server, data = Server(a["lengths"].reshape(-1)), Data(groups)
             args = SimpleNamespace(
-                hf_checkpoint="", sglang_server_concurrency=99, rollout_num_gpus=1,
-                rollout_num_gpus_per_engine=1, rollout_temperature=1.0, rollout_top_p=1.0,
-                rollout_top_k=-1, rollout_max_response_len=MOST, rollout_stop=None,
-                rollout_stop_token_ids=None, rollout_skip_special_tokens=True,
-                sglang_router_ip="", sglang_router_port=0, use_http2=False, group_rm=False,
-                custom_generate_function_path=None, dynamic_sampling_filter_path=None,
-                over_sampling_filter_path=None, rollout_global_dataset=True,
-                partial_rollout=True, rollout_batch_size=n, over_sampling_batch_size=target,
+                hf_checkpoint="",
+                sglang_server_concurrency=99,
+                rollout_num_gpus=1,
+                rollout_num_gpus_per_engine=1,
+                rollout_temperature=1.0,
+                rollout_top_p=1.0,
+                rollout_top_k=-1,
+                rollout_max_response_len=MOST,
+                rollout_stop=None,
+                rollout_stop_token_ids=None,
+                rollout_skip_special_tokens=True,
+                sglang_router_ip="",
+                sglang_router_port=0,
+                use_http2=False,
+                group_rm=False,
+                custom_generate_function_path=None,
+                dynamic_sampling_filter_path=None,
+                over_sampling_filter_path=None,
+                rollout_global_dataset=True,
+                partial_rollout=True,
+                rollout_batch_size=n,
+                over_sampling_batch_size=target,
                 n_samples_per_prompt=2,
-            )  # fmt: skip
+            )
             rollout = loop(server)
             trained, tokens, budgets = [], [], []
 
@@ -150,14 +209,7 @@ def main():
         return compute
 
     for n, target in ((1, 3), (2, 4)):
-        writer.add(
-            f"rounds_{n}_{target}",
-            ["april"],
-            f"{PATH}: generate_rollout_async",
-            run(n, target),
-            inputs="lengths",
-            arguments={"rollout_batch_size": n, "over_sampling_batch_size": target},
-        )
+        writer.add(f"rounds_{n}_{target}", run(n, target))
     writer.save()
 
 

@@ -1,10 +1,6 @@
-"""Writes estimators/areal_trainer.*: AReaL's losses, masks and normalization.
+"""Writes estimators/areal_trainer.*: AReaL's losses, masks and normalization."""
 
-Run from the repository root with a Python that has torch, and a checkout of inclusionAI/AReaL:
-
-    python tests/golden/make/areal_trainer.py CHECKOUT COMMIT
-"""
-
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -27,7 +23,12 @@ def mask_of(a):
     return torch.from_numpy(a["mask"].reshape(12, 6).copy())
 
 
-def actor_loss(functional, by, rejection=None, **options):
+def actor_loss(functional, rejection_sampling=None, importance_sampling_level="token", **options):
+    by = "advantages" if importance_sampling_level == "sequence" else "token_advantages"
+    rejection = rejection_sampling
+    if importance_sampling_level != "token":
+        options["importance_sampling_level"] = importance_sampling_level
+
     def compute(case, a):
         logp = tensor(case, a["logp"]).requires_grad_()
         values = a[by]
@@ -82,38 +83,6 @@ def critic_loss(functional):
     return compute
 
 
-def add_losses(writer, functional):
-    def add(name, keys, compute, function="ppo_actor_loss_fn", **arguments):
-        where = f"{FUNCTIONAL}.{function}"
-        writer.add(name, keys, where, compute, inputs="tokens", arguments=arguments)
-
-    clip = {"eps_clip": 0.2}
-    by = "token_advantages"
-    add("ppo", ["ppo_clip"], actor_loss(functional, by, **clip), **clip)
-    dual = clip | {"c_clip": 1.5}
-    add("ppo_dual", ["ppo_dual_clip"], actor_loss(functional, by, **dual), **dual)
-    higher = clip | {"eps_clip_higher": 0.28, "c_clip": 10.0}
-    add("dapo", ["dapo_clip"], actor_loss(functional, by, **higher), **higher)
-    narrow = {"eps_clip": 0.03, "eps_clip_higher": 0.04, "importance_sampling_level": "sequence"}
-    add("gspo", ["gspo"], actor_loss(functional, "advantages", **narrow), **narrow)
-    for name, key, rule in (
-        ("decoupled", "areal", ("token", "clamp", "ratio", "mean", 1e9, None)),
-        ("decoupled_clamp", "areal", ("token", "clamp", "ratio", "mean", 1.1, None)),
-        ("decoupled_mask", "areal", ("token", "mask", "ratio", "mean", 1.1, None)),
-        ("sequence_ratio", "rollout_correction", ("sequence", "mask", "ratio", "mean", 1.1, 0.9)),
-        ("sequence_k3", "rollout_correction", ("sequence", "mask", "kl_k3", "mean", 0.02, None)),
-        ("token_k2", "rollout_correction", ("token", "mask", "kl_k2", "mean", 0.02, None)),
-    ):
-        fields = ("level", "action", "metric", "agg", "upper", "lower")
-        rejection = dict(zip(fields, rule, strict=True))
-        compute = actor_loss(functional, by, rejection, **clip)
-        add(name, [key], compute, **clip, rejection_sampling=rejection)
-    taus = {"tau_pos": 0.5, "tau_neg": 4.0}
-    add("sapo", ["sapo"], sapo(functional), "sapo_loss_fn", **taus)
-    critic = critic_loss(functional)
-    add("value_loss", ["value_loss"], critic, "ppo_critic_loss_fn", value_eps_clip=0.2)
-
-
 def estimate(data, kind):
     def compute(case, a):
         logp = tensor(case, a["logp"]).requires_grad_()
@@ -149,49 +118,6 @@ def overlong(functional):
         return {"penalty": array(penalties["rewards"]).reshape(3, 4)}
 
     return compute
-
-
-def add_pieces(writer, data, functional):
-    full = ["full", "binary", "masked_row", "holes", "length_one", "bfloat16"]
-    for kind in ("k1", "k2", "k3"):
-        writer.add(
-            f"kl_{kind}",
-            ["kl_estimators"],
-            f"{DATA}.KLEstimator",
-            estimate(data, kind),
-            inputs="tokens",
-            arguments={"kl_estimator": kind, "apply_clamp": True},
-        )
-    group = {"mean_level": "group", "mean_leave1out": False, "std_unbiased": True, "eps": 1e-5}
-    for name, key, options in (
-        ("group_norm", "grpo", group | {"std_level": "group"}),
-        ("group_norm_biased", "grpo", group | {"std_level": "group", "std_unbiased": False}),
-        ("group_mean_batch_std", "grpo", group | {"std_level": "batch"}),
-        ("group_mean", "dr_grpo", group | {"std_level": None}),
-        ("leave_one_out", "rloo", group | {"std_level": None, "mean_leave1out": True}),
-    ):
-        writer.add(
-            name,
-            [key],
-            f"{DATA}.Normalization",
-            normalization(data, **options),
-            inputs="rewards",
-            cases=full,
-            arguments=options,
-        )
-    writer.add(
-        "overlong",
-        ["overlong_penalty"],
-        f"{FUNCTIONAL}.reward_overlong_penalty",
-        overlong(functional),
-        inputs="rewards",
-        cases=["full", "masked_row", "holes", "length_one"],
-        arguments={
-            "overlong_tokens": 3,
-            "overlong_penalty_factor": 0.5,
-            "max_response_length": 6,
-        },
-    )
 
 
 def versions():
@@ -242,25 +168,9 @@ def add_staleness(writer, actor, staleness):
 
     writer.inputs("versions", versions())
     writer.inputs("capacity", capacity())
-    writer.add(
-        "loglinear_prox",
-        ["areal"],
-        f"{ACTOR}.compute_prox_logp_approximations",
-        prox,
-        inputs="versions",
-        arguments={"current_version": 5, "method": "loglinear"},
-    )
-    arguments = {"m2_threshold": 0.01}
-    function = f"{ACTOR}._apply_m2po_masking"
-    writer.add("m2_mask", ["m2po"], function, m2, inputs="versions", arguments=arguments)
-    writer.add(
-        "capacity",
-        ["areal"],
-        f"{STALENESS}.StalenessManager.get_capacity",
-        room,
-        inputs="capacity",
-        arguments={"max_concurrent": 16, "consumer_batch_size": 4, "max_staleness": 3},
-    )
+    writer.add("loglinear_prox", prox)
+    writer.add("m2_mask", m2)
+    writer.add("capacity", room)
 
 
 def main():
@@ -277,8 +187,13 @@ def main():
     )
     # `from areal.utils.constants import ...` gave an empty name.
     actor.PROX_APPROX_METHOD_LOGLINEAR = "loglinear"
-    add_losses(writer, functional)
-    add_pieces(writer, data, functional)
+    writer.each(".ppo_actor_loss_fn", functools.partial(actor_loss, functional))
+    writer.add("sapo", sapo(functional))
+    writer.add("value_loss", critic_loss(functional))
+    for kind in ("k1", "k2", "k3"):
+        writer.add(f"kl_{kind}", estimate(data, kind))
+    writer.each("data.Normalization", functools.partial(normalization, data))
+    writer.add("overlong", overlong(functional))
     add_staleness(writer, actor, staleness)
     writer.save()
 

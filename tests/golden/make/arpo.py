@@ -87,14 +87,7 @@ def main(root, writer):
         return {"taken": taken}
 
     writer.inputs("arpo_rounds", rounds())
-    writer.add(
-        "branches",
-        ["arpo"],
-        f"{PATH}: generate_sequences, its branches after a round of tools",
-        branches,
-        inputs="arpo_rounds",
-        arguments={"entropy_weight": 0.2, "branch_probability": 0.5, "beam_size": BRANCHES + 1},
-    )
+    writer.add("branches", branches)
     (entropy,) = take(root / PATH, "_calc_entropy")
 
     def of_turns(case, a):
@@ -102,6 +95,4 @@ def main(root, writer):
         return {"entropy": np.array(flat) / math.log(151936)}
 
     writer.inputs("arpo_turns", turns())
-    writer.add(
-        "entropy", ["arpo"], f"{PATH}: _calc_entropy over log V", of_turns, inputs="arpo_turns"
-    )
+    writer.add("entropy", of_turns)

@@ -32,4 +32,4 @@ def main(root, writer):
             posterior.append(made["alpha_hat"])
         return {"weights": np.stack(weights), "posterior": np.stack(posterior)}
 
-    writer.add("weights", ["brain"], f"{PATH}: estimator_brain", run, inputs="samples")
+    writer.add("weights", run)

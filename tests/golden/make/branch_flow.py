@@ -28,11 +28,4 @@ def main(root, writer):
         (gradient,) = torch.autograd.grad(logp.sum(), [v])
         return {"logp": logp.detach().numpy(), "gradient": gradient[:, 0].numpy()}
 
-    writer.add(
-        "step",
-        ["branch_grpo_flow"],
-        f"{PATH}: flux_step_with_split",
-        compute,
-        inputs="latents",
-        arguments={"eta": 0.3},
-    )
+    writer.add("step", compute)

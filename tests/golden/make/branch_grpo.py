@@ -67,12 +67,4 @@ def main(root, writer):
         return run
 
     for weighted in (False, True):
-        writer.add(
-            "weighted" if weighted else "mean",
-            ["branch_grpo"],
-            f"{PATH}: compute_node_rewards_from_leaves, compute_hierarchical_advantages_by_depth",
-            compute(weighted),
-            inputs="trees",
-            arguments={"use_prob_weighted": weighted},
-            tolerance={"float32": 1e-4},
-        )
+        writer.add("weighted" if weighted else "mean", compute(weighted))

@@ -135,15 +135,9 @@ def main():
         )
         return {"rewards": made["regularized_rewards"].numpy()}
 
-    name = f"{PATH}: CGPOTrainer.crpg_optimization"
-    writer.add("crpg", ["cgpo"], name, run, inputs="rollouts", arguments={"kl_threshold": 5.0})
+    writer.add("crpg", run)
 
-    arguments = {
-        "crpg": {"kl_threshold": BUDGET},
-        "codpo": {"beta": 0.1, "lamb": 5.0},
-        "crraft": {"kl_threshold": BUDGET},
-    }
-    for optimizer, options in arguments.items():
+    for optimizer in ("crpg", "codpo", "crraft"):
         function = f"{optimizer}_optimization"
 
         def compute(case, a, function=function):
@@ -153,9 +147,7 @@ def main():
             (method,) = take(root / PATH, function, get_reward=get_reward)
             return loss_of(method, a)
 
-        name = f"{PATH}: CGPOTrainer.{function}"
-        entry = f"{optimizer}_loss"
-        writer.add(entry, ["cgpo"], name, compute, inputs="groups", arguments=options)
+        writer.add(f"{optimizer}_loss", compute)
     writer.save()
 
 

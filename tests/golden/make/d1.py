@@ -37,11 +37,4 @@ def main(root, writer):
 
         return differentiated(loss, a)
 
-    writer.add(
-        "loss",
-        ["diffu_grpo"],
-        f"{PATH}: DiffuGRPOTrainer.compute_loss",
-        compute,
-        inputs="responses",
-        arguments={"epsilon": 0.5, "beta": 0.04},
-    )
+    writer.add("loss", compute)

@@ -23,11 +23,4 @@ def main(root, writer):
         for most in (32, 64):
             for std in (False, True):
                 options = {"N": 8, "N_max": most, "std": std}
-                writer.add(
-                    f"{name}_{most}" + "_std" * std,
-                    ["dars"],
-                    f"{PATH}: {name}",
-                    schedule(function, **options),
-                    inputs="accuracies",
-                    arguments=options,
-                )
+                writer.add(f"{name}_{most}" + "_std" * std, schedule(function, **options))

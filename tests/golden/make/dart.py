@@ -48,4 +48,4 @@ def main(root, writer):
             replace.append(gone[0] if f"{task}-stored" in names else -1)
         return {"replace": np.array(replace), "keep": np.array(keep)}
 
-    writer.add("pool", ["dart"], f"{PATH}: filter_fn", run, inputs="tasks")
+    writer.add("pool", run)

@@ -65,14 +65,7 @@ def mixed(path):
 def main():
     root, writer = start("dcpo_distribution", "DCPO (distribution-centric)", "597358816/DCPO")
     writer.inputs("entropies", entropy_cases())
-    writer.add(
-        "advantages",
-        ["dcpo_distribution"],
-        f"{TRAINER}: RayPPOTrainer.fit",
-        mixed(root / TRAINER),
-        inputs="entropies",
-        arguments={"entropy_base": TARGET},
-    )
+    writer.add("advantages", mixed(root / TRAINER))
     writer.save()
 
 

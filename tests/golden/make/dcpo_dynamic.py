@@ -90,28 +90,13 @@ def main():
     band, _, policy, _, advantages = take(root / CORE, *names, estimate, **given)
     arrays = ("logp", "old_logp", "advantages", "mask")
     writer.inputs("answers", token_inputs(arrays, CASES))
-    key, widths = ["dcpo_dynamic_clip"], {"low_clip": 0.16, "high_clip": 0.2}
-    writer.add(
-        "bounds",
-        key,
-        f"{CORE}: get_clip_low_high",
-        bounds(band, **widths, clip_ratio_c=10.0),
-        inputs="answers",
-        arguments=widths | {"clip_ratio_c": 10.0},
-    )
+    writer.add("bounds", bounds(band, low_clip=0.16, high_clip=0.2, clip_ratio_c=10.0))
     for mode in ("only-token-mean", "seq-mean-token-mean"):
         for low, high in ((0.16, 0.2), (0.01, 0.02)):
             options = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 10.0}
-            writer.add(
-                f"{mode}_{low}",
-                key,
-                f"{CORE}: compute_policy_loss_dcpo",
-                loss(policy, mode, **options),
-                inputs="answers",
-                arguments=options | {"clip_type": "dynamic", "loss_agg_mode": mode},
-            )
+            writer.add(f"{mode}_{low}", loss(policy, mode, **options))
     writer.inputs("visits", visit_cases())
-    writer.add("visits", key, f"{CORE}: {estimate}", visits(advantages), inputs="visits")
+    writer.add("visits", visits(advantages))
     writer.save()
 
 

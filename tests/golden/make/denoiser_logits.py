@@ -1,8 +1,4 @@
 """Writes tests/golden/denoisers: logits of released denoisers with the weights of a golden Qwen3.
-
-Run from the repository root with a Python that has torch and transformers, once each:
-
-    python tests/golden/make/denoiser_logits.py a2d CHECKOUT COMMIT    # of ZHZisZZ/dllm
     python tests/golden/make/denoiser_logits.py sdar CHECKOUT COMMIT   # of JetAstra/SDAR
 
 The models are those of the released files, with the weights of tests/golden/logits. In the a2d

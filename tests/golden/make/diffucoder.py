@@ -64,11 +64,4 @@ def main(root, writer):
 
         return differentiated(loss, a)
 
-    writer.add(
-        "loss",
-        ["coupled"],
-        f"{PATH}: DiffuGRPOTrainer.compute_loss",
-        compute,
-        inputs="responses",
-        arguments={"epsilon": 0.5, "beta": 0.01},
-    )
+    writer.add("loss", compute)

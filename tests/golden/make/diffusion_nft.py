@@ -54,22 +54,11 @@ def main(root, writer):
         return {"loss": found["loss"].detach().float().numpy(), "gradient": gradient.numpy()}
 
     for name, beta in (("loss", 1.0), ("weaker", 0.1)):
-        writer.add(
-            name,
-            ["diffusion_nft", "sol_rl_flow"],
-            f"{PATH}: main, the loss",
-            lambda case, a, beta=beta: loss(case, a, beta),
-            inputs="samples",
-            arguments={"beta": beta, "adv_clip_max": BOUND, "train.beta": KL_COEF},
-        )
+        writer.add(name, lambda case, a, beta=beta: loss(case, a, beta))
     for kind in (1, 2):
         writer.add(
             f"decay_{kind}",
-            ["diffusion_nft", "sol_rl_flow"],
-            f"{PATH}: return_decay",
             lambda case, a, kind=kind: {
                 "decay": np.float32([decay_of(int(step), kind) for step in a["steps"]])
             },
-            inputs="steps",
-            arguments={"decay_type": kind},
         )

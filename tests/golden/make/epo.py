@@ -22,9 +22,7 @@ def main(root, writer):
     def phases(case, a):
         return {"weight": np.array([weight(None, int(k), 100) for k in a["epoch"]])}
 
-    writer.add(
-        "weight", ["epo"], f"{PATH}: _calculate_epoch_based_entropy_weight", phases, inputs="epochs"
-    )
+    writer.add("weight", phases)
 
     def band(case, a):
         found, _ = penalty(
@@ -39,4 +37,4 @@ def main(root, writer):
         )
         return {"penalty": found.numpy()}
 
-    writer.add("penalty", ["epo"], f"{PATH}: generate_entropy_penalty", band, inputs="turns")
+    writer.add("penalty", band)

@@ -185,10 +185,16 @@ def digest(arrays):
 
 
 class Writer:
-    """Collects entries of one peer and writes `NAME.json` and `NAME.npz`."""
+    """Computes the entries of `NAME.json` with a peer and writes it and `NAME.npz`.
+
+    The manifest is the table of what is called: keys, function, arguments, inputs, cases, tolerance
+    and note of each entry. A new entry is a row of it, written by hand; its script computes it.
+    """
 
     def __init__(self, name, package, versions, script, **facts):
-        self.name, self.arrays, self.entries, self.sets = name, {}, [], {}
+        self.name, self.arrays, self.outputs, self.sets = name, {}, {}, {}
+        stored = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        self.rows = {row["name"]: row for row in stored["entries"]}
         self.head = {
             "package": package,
             "version": metadata.version(package) if "version" not in facts else facts["version"],
@@ -209,40 +215,53 @@ class Writer:
                     self.arrays[f"inputs/{name}/{key}"] = x
         return self.sets[name]
 
-    def add(self, name, keys, function, compute, *, inputs, arguments=None, tolerance=None, **more):
-        """Runs `compute(case, arrays) -> {output: array}` on every case of a set.
-
-        `more` may hold `cases` (the names of the cases that the peer takes) and `note`.
-        """
-        cases = self.inputs(inputs)
-        names = list(more.pop("cases", cases))
-        outputs = stack({case: compute(case, cases[case]) for case in names})
+    def add(self, name, compute):
+        """Runs `compute(case, arrays) -> {output: array}` on every case of an entry."""
+        row = self.rows[name]
+        cases = self.inputs(row["inputs"])
+        outputs = stack({case: compute(case, cases[case]) for case in row["cases"]})
         for output, x in outputs.items():
             x = np.asarray(x)
             self.arrays[f"{name}/{output}"] = x if x.dtype == bool else x.astype(np.float32)
-        self.entries.append(
-            {
-                "name": name,
-                "keys": keys,
-                "function": function,
-                "arguments": arguments or {},
-                "inputs": inputs,
-                "cases": names,
-                "outputs": sorted(outputs),
-                "tolerance": {"float32": 1e-5, "bfloat16": 2e-2} | (tolerance or {}),
-            }
-            | more
-        )
+        self.outputs[name] = sorted(outputs)
+
+    def each(self, function, make):
+        """Adds the entries of a peer's function that are not yet there, by `make(**arguments)`."""
+        rest = {name: row for name, row in self.rows.items() if name not in self.outputs}
+        found = [name for name, row in rest.items() if row["function"].endswith(function)]
+        if not found:
+            raise LookupError(f"{self.name} has no entry of {function}")
+        for name in found:
+            self.add(name, make(**self.rows[name]["arguments"]))
 
     def save(self):
-        FOLDER.mkdir(exist_ok=True)
+        missing = self.rows.keys() - self.outputs.keys()
+        if missing:
+            raise LookupError(f"{self.name}: nothing computes {sorted(missing)}")
         sets = {name: list(cases) for name, cases in self.sets.items()}
         fingerprints = {name: digest(stack(cases)) for name, cases in self.sets.items()}
         head = self.head | {"sets": sets, "fingerprints": fingerprints}
-        lines = ",\n".join("  " + json.dumps(entry) for entry in self.entries)
+        entries = [row | {"outputs": self.outputs[name]} for name, row in self.rows.items()]
+        lines = ",\n".join("  " + json.dumps(entry) for entry in entries)
         text = json.dumps(head, indent=1)[:-2] + ',\n "entries": [\n' + lines + "\n ]\n}\n"
         (FOLDER / f"{self.name}.json").write_text(text, encoding="utf-8")
         np.savez_compressed(FOLDER / f"{self.name}.npz", **self.arrays)
+
+
+def written(name, package, versions, **facts):
+    """Marks the function of a script that adds the entries of `name`; a script that runs calls it.
+
+    It stands last in its file.
+    """
+
+    def run(add):
+        if add.__module__ == "__main__":
+            writer = Writer(name, package, versions, f"{name}.py", **facts)
+            add(writer)
+            writer.save()
+        return add
+
+    return run
 
 
 def main():

@@ -38,11 +38,4 @@ def main(root, writer):
         return {name: y.detach().numpy() for name, y in outputs.items()}
 
     for name, noise in (("step", 0.7), ("more_noise", 1.0)):
-        writer.add(
-            name,
-            ["flow_grpo"],
-            f"{PATH}: sde_step_with_logprob",
-            lambda case, a, noise=noise: compute(case, a, noise),
-            inputs="latents",
-            arguments={"noise_level": noise},
-        )
+        writer.add(name, lambda case, a, noise=noise: compute(case, a, noise))

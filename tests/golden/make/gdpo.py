@@ -11,7 +11,6 @@ TRL = "trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py"
 RAY = "verl-GDPO/verl/trainer/ppo/ray_trainer.py"
 CORE = "verl-GDPO/verl/trainer/ppo/core_algos.py"
 FUNCTIONAL = "verl-GDPO/verl/utils/torch_functional.py"
-CASES = ("full", "binary", "holes", "length_one")
 
 
 def column_cases():
@@ -75,20 +74,5 @@ def tokens(root):
 def main(root, writer):
     writer.inputs("columns", column_cases())
     for name, weights in (("sequences", [1.0, 1.0, 1.0]), ("weighted", [1.0, 0.5, 2.0])):
-        writer.add(
-            name,
-            ["gdpo"],
-            f"{TRL}: GRPOTrainer._generate_and_score_completions",
-            sequences(root, weights),
-            inputs="columns",
-            arguments={"reward_weights": weights},
-            note="takes 0 for a reward that is not a number",
-        )
-    writer.add(
-        "tokens",
-        ["gdpo"],
-        f"{RAY}: compute_advantage",
-        tokens(root),
-        inputs="rewards",
-        cases=CASES,
-    )
+        writer.add(name, sequences(root, weights))
+    writer.add("tokens", tokens(root))

@@ -62,15 +62,8 @@ def main():
     names = ("logp", "old_logp", "advantages", "mask")
     writer.inputs("rollouts", {case: {n: tokens[case][n] for n in names} for case in TOKENS})
     (compute_loss,) = take(root / PATH, "compute_loss")
-    keys = ["sapo_swarm"]
-    writer.add(
-        "advantages", keys, f"{PATH}: GRPOLanguageTrainerModule.step", advantages(root),
-        inputs="groups",
-    )  # fmt: skip
-    writer.add(
-        "loss", keys, f"{PATH}: GRPOLanguageTrainerModule.compute_loss", objective(compute_loss),
-        inputs="rollouts", arguments={"epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.0},
-    )  # fmt: skip
+    writer.add("advantages", advantages(root))
+    writer.add("loss", objective(compute_loss))
     writer.save()
 
 

@@ -23,9 +23,15 @@ def stages(path):
             rows = [f"plain {i}" for i in range(len(rewards))]
             hints = {f"inputs_hint_{share}": [f"hint {i}" for i in range(len(rewards))]}
             made = passage(
-                path, "accuracy_reward =", "updated_inputs =", after=after,
-                rewards_per_func=rewards, inputs=rows, **hints, **options,
-            )  # fmt: skip
+                path,
+                "accuracy_reward =",
+                "updated_inputs =",
+                after=after,
+                rewards_per_func=rewards,
+                inputs=rows,
+                **hints,
+                **options,
+            )
             asked = [int(x.removeprefix("hint ")) for x in made["inputs_redo"] if x[0] == "h"]
             shown[sorted({i // SIZE for i in asked})] = number
             if not made["inputs_redo"]:
@@ -34,7 +40,7 @@ def stages(path):
             last = STAGES[number][1] if number < 3 else "is_eos = "
             rewards = passage(
                 path, "rewards_per_func = [updated_inputs", last, after=after, **made
-            )["rewards_per_func"]  # fmt: skip
+            )["rewards_per_func"]
         return {"stage": shown, "rewards": array(rewards).reshape(a["rewards"].shape[1:])}
 
     return compute
@@ -61,9 +67,14 @@ def group(path):
     def compute(case, a):
         tensor = torch.from_numpy(np.stack([a["rewards"], a["format"]], -1))
         made = passage(
-            path, "rewards = (rewards_per_func", "process_slice = slice",
-            after=STAGES[-1][1], rewards_per_func=tensor.flatten(0, 1), device="cpu", self=trainer,
-        )  # fmt: skip
+            path,
+            "rewards = (rewards_per_func",
+            "process_slice = slice",
+            after=STAGES[-1][1],
+            rewards_per_func=tensor.flatten(0, 1),
+            device="cpu",
+            self=trainer,
+        )
         return {"advantages": array(made["advantages"]).reshape(a["rewards"].shape)}
 
     return compute
@@ -78,6 +89,6 @@ def main(root, writer):
     writer.inputs("lengths", {"all": {"length": LENGTHS}})
     graded = (rng.random((2, 24, SIZE)) < 0.5).astype(np.float32)
     writer.inputs("graded", {"random": {"rewards": graded[0], "format": graded[1]}})
-    writer.add("stages", ["ghpo"], PATH, stages(root / PATH), inputs="tries")
-    writer.add("shares", ["ghpo"], PATH, shares(root / PATH), inputs="lengths")
-    writer.add("advantages", ["ghpo"], PATH, group(root / PATH), inputs="graded")
+    writer.add("stages", stages(root / PATH))
+    writer.add("shares", shares(root / PATH))
+    writer.add("advantages", group(root / PATH))

@@ -1,9 +1,5 @@
 """Writes tests/golden/greedy/smollm2.json: greedy replies of SmolLM2 by transformers, in float32.
 
-Run from the repository root with a Python that has torch, transformers and gguf:
-
-    python tests/golden/make/greedy.py SmolLM2-135M-Instruct.Q4_1.gguf
-
 transformers de-quantizes the file itself. The prompt ids come with the tokenizer that tokenizer.py
 describes. A reply ends at <|im_end|> (kept) or after 24 tokens. `margin` is the smallest gap of a
 reply between its best and its second logit: another float32 implementation agrees on every token

@@ -35,14 +35,7 @@ def main(root, writer):
         mask = tensor(case, a["mask"]).bool()
         return {"magnitude": torch.where(mask, found.abs(), 0.0).numpy().reshape(a["mask"].shape)}
 
-    writer.add(
-        "signal",
-        ["hapo"],
-        f"{PATH}: compute_entropy_h",
-        magnitude,
-        inputs="entropies",
-        arguments={"entropy_pivot": 0.8},
-    )
+    writer.add("signal", magnitude)
 
     def masked_mean(x, mask):
         return (x * mask).sum() / mask.sum()
@@ -78,14 +71,7 @@ def main(root, writer):
                 entropy=tensor(case, a["signal"]),
             )[0]
 
-        writer.add(
-            f"loss_{dual:g}",
-            ["hapo"],
-            f"{PATH}: compute_policy_loss",
-            loss_of(objective),
-            inputs="entropies",
-            arguments={"clip_ratio_c": dual, "cliprange_low": 0.2, "cliprange_high": 0.28},
-        )
+        writer.add(f"loss_{dual:g}", loss_of(objective))
     (plain,) = take(root / PATH, "compute_grpo_outcome_advantage")
     (outcome,) = take(
         root / PATH, "compute_hapo_outcome_advantage", compute_grpo_outcome_advantage=plain
@@ -102,13 +88,4 @@ def main(root, writer):
         value = torch.where(mask.sum(1) > 0, found.gather(1, first)[:, 0], 0.0)
         return {"advantages": value.numpy().reshape(3, 4)}
 
-    cases = [c for c in CASES if all(shared[c]["mask"].any(-1).ravel())]
-    writer.add(
-        "advantages",
-        ["hapo"],
-        f"{PATH}: compute_hapo_outcome_advantage",
-        advantages,
-        inputs="entropies",
-        cases=cases,
-        tolerance={"float32": 2e-5},
-    )
+    writer.add("advantages", advantages)

@@ -60,24 +60,7 @@ def main(root, writer):
     def estimate(budgets, **more):
         return function(budget=budgets, **more)
 
-    note = "takes 3.1416 for pi, adds the term of the budget twice; every group has several rows"
     compute = outcome(estimate, needs=["budgets"])
     # The cosine of an angle that is off by 2e-6 times pi / 2.
-    writer.add(
-        "advantage",
-        ["hbpo"],
-        f"{CORE}: {name}",
-        compute,
-        inputs="budgets",
-        note=note,
-        tolerance={"float32": 3e-5},
-    )
-    writer.add(
-        "reward",
-        ["hbpo"],
-        f"{REWARD}: RewardMathFn.__call__",
-        reward(root / REWARD),
-        inputs="lengths",
-        note="takes 3.1416 for pi",
-        tolerance={"float32": 3e-5},
-    )
+    writer.add("advantage", compute)
+    writer.add("reward", reward(root / REWARD))

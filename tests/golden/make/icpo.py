@@ -68,19 +68,6 @@ def main(root, writer):
     writer.inputs("guided", guided_cases())
     for mode in ("token-mean", "seq-mean-token-mean"):
         options = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
-        writer.add(
-            mode,
-            ["icpo"],
-            f"{CORE}: {name}",
-            loss(function, mode, **options),
-            inputs="guided",
-            arguments=options | {"loss_agg_mode": mode},
-        )
+        writer.add(mode, loss(function, mode, **options))
     writer.inputs("answers", {"all": answers()})
-    writer.add(
-        "bonus",
-        ["icpo"],
-        f"{SCORE}: compute_score_icpo_bonus",
-        bonus(root / SCORE),
-        inputs="answers",
-    )
+    writer.add("bonus", bonus(root / SCORE))

@@ -44,10 +44,4 @@ def main(root, writer):
     logp = -rng.gamma(2.0, 0.4, (ROLLOUTS, TURNS, TOKENS))
     case = {"token_logp": logp.astype(np.float32), "answer_tokens": np.array([3, 1, 4])}
     writer.inputs("answers", {"random": case})
-    writer.add(
-        "info_gain",
-        ["igpo"],
-        f"{PATH}: run_llm_loop",
-        gains(root / PATH),
-        inputs="answers",
-    )
+    writer.add("info_gain", gains(root / PATH))

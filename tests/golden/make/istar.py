@@ -67,15 +67,7 @@ def main(root, writer):
         ("grpo", grpo, {"remove_std": False}),
         ("center", grpo, {"remove_std": True}),
     ):
-        writer.add(
-            name,
-            ["oprl"],
-            f"{CORE}: {names[0] if name == 'rloo' else names[1]}, once a rollout and once a turn",
-            two_levels(function, **options),
-            inputs="istar_rollouts",
-            arguments=options,
-            tolerance={"float32": 1e-4},
-        )
+        writer.add(name, two_levels(function, **options))
     (dpo,) = take(root / LOSS, "compute_eto_loss_rm", DataProto=object, verl=None)
 
     def loss(case, a):
@@ -101,13 +93,4 @@ def main(root, writer):
         full[there] = gradient.numpy()
         return {"loss": value.detach().numpy(), "gradient": full.reshape(P, G, K, T)}
 
-    writer.add(
-        "loss",
-        ["oprl"],
-        f"{LOSS}: compute_eto_loss_rm",
-        loss,
-        inputs="istar_rollouts",
-        arguments={"beta": 0.05},
-        cases=["binary"],
-        note="pairs of a success (above 0) and a failure",
-    )
+    writer.add("loss", loss)

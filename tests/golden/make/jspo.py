@@ -9,12 +9,8 @@ CORE = "code/verl/trainer/ppo/core_algos.py"
 
 @peer("jspo", "JSPO-Official", "guanning03/JSPO-Official")
 def main(root, writer):
-    name = "compute_jspo_outcome_advantage"
     given = {"rearrange": rearrange, "score_tensor_to_pass_at_k": lambda _: {}}
-    (function,) = take(root / CORE, name, **given)
+    (function,) = take(root / CORE, "compute_jspo_outcome_advantage", **given)
     writer.inputs("binary", binary_cases())
-    for label, more in (
-        ("binary", {"inputs": "binary"}),
-        ("rewards", {"inputs": "rewards", "cases": ["full", "binary", "holes"]}),
-    ):
-        writer.add(label, ["jspo"], f"{CORE}: {name}", outcome(function), **more)
+    for name in ("binary", "rewards"):
+        writer.add(name, outcome(function))

@@ -70,19 +70,5 @@ def main(root, writer):
     name = "compute_multi_turn_rloo_outcome_advantage"
     *_, function = take(root / CORE, "compute_multi_turn_returns", name)
     for gamma in (1.0, 0.9):
-        writer.add(
-            f"trloo_{gamma:g}",
-            ["trloo"],
-            f"{CORE}: {name}",
-            turns(function, gamma),
-            inputs="turns",
-            arguments={"gamma": gamma},
-        )
-    writer.add(
-        "keep_probability",
-        ["trloo"],
-        f"{COVERAGE}: compute_rollout_rejection_mask",
-        keep_probability(root / COVERAGE),
-        inputs="coverage",
-        arguments={"coverage_rs_threshold": 0.3, "coverage_rs_factor": 0.1},
-    )
+        writer.add(f"trloo_{gamma:g}", turns(function, gamma))
+    writer.add("keep_probability", keep_probability(root / COVERAGE))

@@ -37,14 +37,7 @@ def main(root, writer):
         return compute
 
     for low, gap in ((0.25, 0.15), (0.15, 0.25)):
-        writer.add(
-            f"branches_{low:g}",
-            ["latr"],
-            f"{FILTER}: ProbFilter",
-            branches(low, gap),
-            inputs="rows",
-            arguments={"abs": low, "rel": gap},
-        )
+        writer.add(f"branches_{low:g}", branches(low, gap))
 
     def limit(most):
         def compute(case, a):
@@ -64,14 +57,7 @@ def main(root, writer):
         return compute
 
     for most in (6, 8):
-        writer.add(
-            f"limit_{most}",
-            ["latr"],
-            f"{GENERATION}: _sample_new_sequence_with_rollout",
-            limit(most),
-            inputs="rows",
-            arguments={"num_return_sequences": most},
-        )
+        writer.add(f"limit_{most}", limit(most))
     pairs = np.random.default_rng(17).integers(0, 3, (2, 40, 8))
     writer.inputs("pairs", {"random": {"a": pairs[0], "b": pairs[1]}})
     names = ("longest_prefix_in_text", "suffix_match_score", "lcs_len", "rouge_l_score")
@@ -84,4 +70,4 @@ def main(root, writer):
             rows = zip(a["a"].tolist(), a["b"].tolist(), strict=True)
             return {output: np.array([function(x, y) for x, y in rows])}
 
-        writer.add(output, ["latr"], f"{METRICS}: {name}", similarity, inputs="pairs")
+        writer.add(output, similarity)

@@ -62,11 +62,4 @@ def main(root, writer):
         "capacity": rng.integers(200, 500, rows),
     }
     writer.inputs("queues", {"random": {name: x.astype(np.int32) for name, x in cases.items()}})
-    writer.add(
-        "admitted",
-        ["past_future"],
-        f"{PATH}: ChunkedPrefillQueue._can_add_new_req",
-        admitted(function),
-        inputs="queues",
-        arguments={"running_max_req_size": SLOTS},
-    )
+    writer.add("admitted", admitted(function))

@@ -1,9 +1,5 @@
 """Writes tests/golden/logits: tiny random decoders of each family and their transformers logits.
 
-Run from the repository root with a Python that has torch and transformers:
-
-    python tests/golden/make/logits.py [NAME ...]
-
 The weights are random but not small, and norms and biases are not left at one and zero, so that
 every parameter and every rotary frequency shows in the logits.
 

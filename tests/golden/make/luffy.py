@@ -38,20 +38,6 @@ def main(root, writer):
         ("clipped", {"loss_remove_clip": False, "loss_remove_token_mean": False}),
     ):
         options = clip | {"off_policy_reshape": "p_div_p_0.1"} | options
-        writer.add(
-            label,
-            ["luffy_shaping"],
-            f"{CORE}: {name}",
-            loss(function, **options),
-            inputs="guided",
-            arguments=options,
-        )
+        writer.add(label, loss(function, **options))
     wider = clip | {"off_policy_reshape": "p_div_p_0.5"}
-    writer.add(
-        "wider",
-        ["luffy_shaping"],
-        f"{CORE}: {name}",
-        loss(function, **wider),
-        inputs="guided",
-        arguments=wider,
-    )
+    writer.add("wider", loss(function, **wider))

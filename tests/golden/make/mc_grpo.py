@@ -8,7 +8,6 @@ from paper_code import passage, peer
 
 MATH = "src/open_r1/grpo_trainer_math.py"
 GSM = "src/open_r1/grpo_trainer_gsm.py"
-METHOD = "GRPOTrainer._generate_and_score_completions"
 
 
 def groups():
@@ -46,13 +45,5 @@ def main(root, writer):
     writer.inputs("groups", groups())
     for name, path in (("math", MATH), ("gsm", GSM)):
         compute = run(root / path, "advantages")
-        writer.add(name, ["mc_grpo"], f"{path}: {METHOD}", compute, inputs="groups")
-    writer.add(
-        "pivot",
-        ["mc_grpo"],
-        f"{MATH}: {METHOD}",
-        run(root / MATH, "median_mask"),
-        inputs="groups",
-        cases=["full"],
-        note="which of equal rewards is the pivot torch.median leaves open",
-    )
+        writer.add(name, compute)
+    writer.add("pivot", run(root / MATH, "median_mask"))

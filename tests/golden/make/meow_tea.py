@@ -69,11 +69,4 @@ def main(root, writer):
         return run
 
     for method in ("dense", "sparse"):
-        writer.add(
-            method,
-            ["practitioner_recipe"],
-            f"{PATH}: AgenticVerifiedRewardManager.__call__",
-            placed(method),
-            inputs="turns",
-            arguments={"reward_method": method},
-        )
+        writer.add(method, placed(method))

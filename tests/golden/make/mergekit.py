@@ -88,26 +88,11 @@ def main(root, writer):
         )
         return {"merged": made["w_h"].numpy().reshape(a["base"].shape)}
 
-    path = f"{METHODS}/generalized_task_arithmetic.py: GTATask.execute"
     for name, density, scale, weights in (
         ("ties", 0.2, 1.0, (1 / 3, 1 / 3, 1 / 3)),
         ("ties_weighted", 0.5, 0.7, (0.5, 0.2, 0.3)),
     ):
-        said = {"density": density, "lambda": scale, "weight": weights, "normalize": True}
         compute = ties(root, density, scale, weights)
-        writer.add(name, ["merge"], path, compute, inputs="models", arguments=said)
-    writer.add(
-        "slerp",
-        ["merge"],
-        f"{METHODS}/slerp.py: slerp",
-        arc(0.3),
-        inputs="models",
-        arguments={"t": 0.3},
-    )
-    writer.add(
-        "model_stock",
-        ["merge"],
-        f"{METHODS}/model_stock.py: ModelStockMergeTask.execute",
-        stock,
-        inputs="models",
-    )
+        writer.add(name, compute)
+    writer.add("slerp", arc(0.3))
+    writer.add("model_stock", stock)

@@ -77,11 +77,4 @@ def main(root, writer):
         "mean_std": {"mode": "mean_std_norm"},
         "mean": {"mode": "mean_norm", "step_advantage_w": 0.5, "episode_advantage_w": 2.0},
     }.items():
-        writer.add(
-            name,
-            ["ui_s1"],
-            f"{PATH}: compute_uis1_outcome_advantage, compute_step_discounted_returns",
-            advantages(options),
-            inputs="turns",
-            arguments={"gamma": 0.5} | options,
-        )
+        writer.add(name, advantages(options))

@@ -129,37 +129,16 @@ def critic_cases():
 def main(root, writer):
     writer.inputs("scores", score_cases())
     for name, norm, clip in (("scaled", False, None), ("centered", True, 0.8)):
-        writer.add(
-            name,
-            ["ppo_max"],
-            f"{UTILS}: RunningMoments, {TRAINER}: PPOTrainer.make_experiences",
-            scaled(root, norm, clip),
-            inputs="scores",
-            arguments={"use_reward_norm": norm, "reward_clip": clip},
-        )
+        writer.add(name, scaled(root, norm, clip))
     rewards = load_inputs("rewards")
     names = ("rewards", "mask", "old_logp", "ref_logp", "values")
     kept = ("full", "binary", "length_one")
     writer.inputs("experiences", {c: {n: rewards[c][n] for n in names} for c in kept})
-    writer.add(
-        "experiences",
-        ["ppo_max", "gae"],
-        f"{DATA}: ExperienceDataset.get_advantages_and_returns",
-        experiences(root),
-        inputs="experiences",
-        arguments=OPTIONS,
-    )
+    writer.add("experiences", experiences(root))
     writer.inputs("losses", critic_cases())
-    for name, keys, watched, clip in (
-        ("policy", ["ppo_max", "ppo_clip"], "policy", None),
-        ("clipped_advantages", ["ppo_max"], "policy", 0.5),
-        ("critic", ["ppo_max", "value_loss"], "critic", None),
+    for name, watched, clip in (
+        ("policy", "policy", None),
+        ("clipped_advantages", "policy", 0.5),
+        ("critic", "critic", None),
     ):
-        writer.add(
-            name,
-            keys,
-            f"{TRAINER}: PPOTrainer.criterion",
-            criterion(root, watched, clip),
-            inputs="losses",
-            arguments={"pg_clip": 0.2, "value_clip": 0.2, "advantage_clip": clip},
-        )
+        writer.add(name, criterion(root, watched, clip))

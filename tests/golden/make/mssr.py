@@ -57,14 +57,7 @@ def main(root, writer):
     names = ("compute_token_entropy", "compute_entropy_advantage_shaping")
     tracker, *shaped = take(root / CORE, "MVSRValueTracker", *names)
     writer.inputs("visits", visits())
-    writer.add(
-        "tracker",
-        ["mssr"],
-        f"{CORE}: MVSRValueTracker",
-        tracked(tracker),
-        inputs="visits",
-        note="before a KL is measured the factor is the middle of its range",
-    )
+    writer.add("tracker", tracked(tracker))
     windows = {
         name: {"kl_window": np.full(WINDOW, size, np.float32) * np.linspace(0.5, 1.5, WINDOW)}
         for name, size in (("still", 1e-4), ("below", 0.005), ("near", 0.0099), ("above", 0.02))
@@ -72,23 +65,9 @@ def main(root, writer):
     for a in windows.values():
         a["kl_window"] = a["kl_window"].astype(np.float32)
     writer.inputs("windows", windows)
-    writer.add(
-        "forgetting",
-        ["mssr"],
-        f"{CORE}: MVSRValueTracker._get_adaptive_rho",
-        forgetting(tracker),
-        inputs="windows",
-        arguments={"target_kl": KL_TARGET},
-    )
+    writer.add("forgetting", forgetting(tracker))
     chosen = ("ragged", "holes", "length_one", "zero_advantage", "bfloat16")
     tokens = token_inputs(("old_logp", "token_advantages", "mask"), chosen)
     writer.inputs("shaped", tokens)
     for label, options in (("shaping", {}), ("tight", {"alpha": 2.0, "kappa": 0.5})):
-        writer.add(
-            label,
-            ["mssr"],
-            f"{CORE}: {names[0]}, {names[1]}",
-            shaping(*shaped, **options),
-            inputs="shaped",
-            arguments=options,
-        )
+        writer.add(label, shaping(*shaped, **options))

@@ -1,10 +1,5 @@
 """Writes estimators/openrlhf_trainer.*: OpenRLHF's losses, advantages and divergences.
 
-Run from the repository root with a Python that has torch, and the unpacked wheel of openrlhf 0.11.2
-(the folder that holds the package `openrlhf`), whose dependencies are not needed:
-
-    python tests/golden/make/openrlhf_trainer.py FOLDER
-
 Advantages are what its experience maker makes of rewards with one response a row, with a KL
 coefficient of 0 or 0.1 and k1 of the old policy and the reference.
 """
@@ -16,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from paper_code import take
 from preference_cases import pair_cases
 from source_tree import load
@@ -24,7 +19,6 @@ from torch_arrays import array, tensor, tokens
 
 VERSION = "0.11.2"
 LOSS, UTILS = "openrlhf.models.loss", "openrlhf.models.utils"
-MAKER = "openrlhf.trainer.ppo_utils.experience_maker"
 METHODS = ("compute_advantages_and_returns", "get_advantages_and_returns", "get_cumulative_returns")
 
 
@@ -42,21 +36,6 @@ def add_losses(writer, module):
 
         return compute
 
-    def add(name, keys, **options):
-        cases = [case for case in writer.inputs("tokens") if case != "bfloat16"]
-        where = f"{LOSS}.PolicyLoss"
-        compute = policy(**options)
-        writer.add(name, keys, where, compute, inputs="tokens", cases=cases, arguments=options)
-
-    add("ppo", ["ppo_clip", "aggregate"])
-    add("ppo_sequence_mean", ["ppo_clip", "aggregate"], token_level_loss=False)
-    add("dapo", ["dapo_clip"], clip_eps_low=0.2, clip_eps_high=0.28)
-    add("dual", ["ppo_dual_clip"], dual_clip=1.5)
-    add("gspo", ["gspo"], policy_loss_type="gspo", clip_eps_low=0.03, clip_eps_high=0.04)
-    band = {"is_correction_level": "token", "is_correction_threshold": [0.8, 1.25]}
-    add("tis", ["rollout_correction"], is_correction_mode="clip", **band)
-    add("icepop", ["icepop"], is_correction_mode="mask", **band)
-
     def value_loss(case, a):
         values = tensor(case, a["logp"]).requires_grad_()
         old, returns = tensor(case, a["old_logp"]), tensor(case, a["token_advantages"])
@@ -64,39 +43,23 @@ def add_losses(writer, module):
         (gradient,) = torch.autograd.grad(loss, [values])
         return {"loss": array(loss), "gradient": tokens(gradient)}
 
-    writer.add(
-        "value_loss",
-        ["value_loss"],
-        f"{LOSS}.ValueLoss",
-        value_loss,
-        inputs="tokens",
-        cases=["ragged", "holes", "masked_row"],
-        arguments={"clip_eps": 0.2},
-    )
+    writer.add("value_loss", value_loss)
+    writer.each(".PolicyLoss", policy)
 
 
 def add_kl(writer, utils):
-    def kl(kind, unbiased):
+    def kl(kl_estimator, unbiased_gradient):
         def compute(case, a):
             logp = tensor(case, a["logp"]).requires_grad_()
-            value = utils.compute_approx_kl(
-                logp, tensor(case, a["ref_logp"]), kl_estimator=kind, unbiased_gradient=unbiased
-            )
+            options = {"kl_estimator": kl_estimator, "unbiased_gradient": unbiased_gradient}
+            value = utils.compute_approx_kl(logp, tensor(case, a["ref_logp"]), **options)
             value = value * tensor(case, a["mask"])
             (gradient,) = torch.autograd.grad(value.sum(), [logp])
             return {"kl": tokens(value), "gradient": tokens(gradient)}
 
         return compute
 
-    for kind, unbiased in itertools.product(("k1", "k2", "k3"), (False, True)):
-        writer.add(
-            f"kl_{kind}" + ("_unbiased" if unbiased else ""),
-            ["kl_estimators"],
-            f"{UTILS}.compute_approx_kl",
-            kl(kind, unbiased),
-            inputs="tokens",
-            arguments={"kl_estimator": kind, "unbiased_gradient": unbiased},
-        )
+    writer.each("compute_approx_kl", kl)
 
 
 def add_advantages(writer, root, utils):
@@ -145,30 +108,12 @@ def add_advantages(writer, root, utils):
 
         return compute
 
-    def add(name, keys, estimator, cases=("full", "binary", "length_one"), **options):
-        writer.add(
-            name,
-            keys,
-            f"{MAKER}.RemoteExperienceMaker.{METHODS[0]}",
-            advantages(estimator, **options),
-            inputs="rewards",
-            cases=cases,
-            arguments={"estimator": estimator} | options,
-        )
-
-    equal = ("full", "binary", "length_one", "holes")
-    add("rloo", ["rloo"], "rloo", equal)
-    add("group_norm", ["grpo"], "group_norm", equal)
-    add("dr_grpo", ["dr_grpo"], "dr_grpo", equal)
-    add("flash_reinforce", ["cgpo"], "flash_reinforce", equal)
-    add("reinforce_baseline", ["reinforce_pp_baseline"], "reinforce_baseline", equal)
-    add("reinforce", ["reinforce_pp"], "reinforce", equal, kl_coef=0.1)
-    add("gae", ["gae"], "gae", kl_coef=0.1, gamma=0.97, lambd=0.9)
+    writer.each("compute_advantages_and_returns", advantages)
 
 
 def add_preferences(writer, module):
-    def pairs(**options):
-        loss = module.DPOLoss(0.3, **options)
+    def pairs(beta, **options):
+        loss = module.DPOLoss(beta, **options)
 
         def compute(case, a):
             logp = torch.from_numpy(a["logp"]).requires_grad_()
@@ -181,38 +126,14 @@ def add_preferences(writer, module):
         return compute
 
     writer.inputs("pairs", pair_cases())
-    for name, key, options in (
-        ("dpo", "dpo", {}),
-        ("dpo_smoothed", "dpo", {"label_smoothing": 0.1}),
-        ("ipo", "ipo", {"ipo": True}),
-    ):
-        writer.add(
-            name,
-            [key],
-            f"{LOSS}.DPOLoss",
-            pairs(**options),
-            inputs="pairs",
-            arguments={"beta": 0.3} | options,
-            tolerance={"float32": 1e-4},
-        )
+    writer.each("DPOLoss", pairs)
 
 
-def main():
+@written("openrlhf_trainer", "OpenRLHF", ["torch", "numpy"], version=VERSION)
+def main(writer):
     root = Path(sys.argv[1])
     module, utils = load(root, "openrlhf", [LOSS, UTILS], absent=("deepspeed",))
-    writer = Writer(
-        "openrlhf_trainer",
-        "OpenRLHF",
-        ["torch", "numpy"],
-        "openrlhf_trainer.py",
-        version=VERSION,
-    )
     add_losses(writer, module)
     add_kl(writer, utils)
     add_advantages(writer, root, utils)
     add_preferences(writer, module)
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

@@ -91,21 +91,8 @@ def buffer(process, **options):
 @peer("ospo", "OSPO", "RS2002/OSPO")
 def main(root, writer):
     writer.inputs("fleet", fleet_cases())
-    writer.add(
-        "ospo",
-        ["ospo"],
-        f"{PLATFORM}: Platform.feedback",
-        platform(root / PLATFORM),
-        inputs="fleet",
-    )
+    writer.add("ospo", platform(root / PLATFORM))
     (process,) = take(root / WORKER, "process")
     for norm, kind in ((2, 0), (2, 1), (2, 2), (1, 0), (1, 2)):
         options = {"reward_type": 2, "norm_type": norm, "punishment_type": kind}
-        writer.add(
-            f"grpo_norm{norm}_punishment{kind}",
-            ["ospo"],
-            f"{WORKER}: Buffer.process",
-            buffer(process, **options),
-            inputs="fleet",
-            arguments=options | {"gamma": GAMMA},
-        )
+        writer.add(f"grpo_norm{norm}_punishment{kind}", buffer(process, **options))

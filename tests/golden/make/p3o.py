@@ -48,14 +48,7 @@ def main():
             {} if joint else {"loss": value.detach().numpy()}
         )
 
-    writer.add(
-        name,
-        ["p3o"],
-        f"{PATH}: P3OConfig.loss",
-        run,
-        inputs="pairs",
-        arguments=vars(settings) | ({} if joint else {"kl_coef": "0.05 in the code"}),
-    )
+    writer.add(name, run)
     writer.save()
 
 

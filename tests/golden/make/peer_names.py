@@ -1,10 +1,5 @@
 """Checks that the names of the catalog's table of peers stand in the source of a peer.
 
-Run from the repository root, with folders that hold the peers' sources (an unpacked wheel, or a
-checkout), by the peers' names:
-
-    python tests/golden/make/peer_names.py TRL=FOLDER verl=FOLDER ...
-
 A class, a function or an option must be a word of the source, a value a quoted text of it. Nothing
 is written; the exit code is 1 if a name is missing.
 """

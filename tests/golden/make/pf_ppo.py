@@ -38,4 +38,4 @@ def main(root, writer):
             found = function(buffer) if rule == "power" else function(buffer, items)
             return {"weights": np.array(found).reshape(shape)}
 
-        writer.add(rule, ["pf_ppo"], f"{PATH}: {name}", compute, inputs="groups")
+        writer.add(rule, compute)

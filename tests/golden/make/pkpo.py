@@ -35,6 +35,5 @@ def main(root, writer):
 
         return compute
 
-    place = f"{path.relative_to(root)}: sloo_minus_one"
     for k in (2, 3, 4):
-        writer.add(f"k{k}", ["pkpo"], place, run(k), inputs="best_of", arguments={"K": k})
+        writer.add(f"k{k}", run(k))

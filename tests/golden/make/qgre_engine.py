@@ -24,12 +24,4 @@ def main(root, writer):
     (function,) = take(root / PATH, "compute_llds_loss")
     names = ("logp", "old_logp", "advantages", "mask")
     writer.inputs("answers", token_inputs(names, CASES))
-    writer.add(
-        "displacement",
-        ["llds"],
-        f"{PATH}: compute_llds_loss",
-        displacement(function),
-        inputs="answers",
-        note="the authors' repository is not to be had; a third party's, by response, "
-        "over the penalized tokens alone",
-    )
+    writer.add("displacement", displacement(function))

@@ -1,9 +1,5 @@
 """Writes estimators/rax_lists.*: the losses of lists of rax, with which LiPO was made.
 
-Run from the repository root with a Python that has rax and jax:
-
-    python tests/golden/make/rax_lists.py
-
 rax sums over all pairs of its arrays, so each list is a call of its own. Its weights of LambdaLoss
 are those of a discount in base 2, times the size of the list.
 """
@@ -14,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import rax
-from estimator_cases import Writer
+from estimator_cases import written
 
 LISTS, SIZE = 4, 5
 
@@ -53,8 +49,8 @@ def of_each_list(loss):
     return compute
 
 
-def main():
-    writer = Writer("rax_lists", "rax", ["rax", "jax", "numpy"], "rax_lists.py")
+@written("rax_lists", "rax", ["rax", "jax", "numpy"])
+def main(writer):
     writer.inputs("lists", cases())
     total = {"reduce_fn": jnp.sum}
     entries = {
@@ -69,23 +65,7 @@ def main():
         "listmle": (rax.listmle_loss, total),
     }
     for name, (function, options) in entries.items():
-        key = "plackett_luce" if name == "listmle" else "lipo_lambda"
-        keys = [key, "rm_losses"] if name in ("logistic_mean", "listmle") else [key]
-        said = {k: getattr(v, "__name__", "softmax") for k, v in options.items()}
         more = {}
         if name in ("listmle", "softmax"):  # ties of its order are random; alone it has a loss
             more["cases"] = ["full", "ragged"] if name == "listmle" else ["full", "tied_labels"]
-        writer.add(
-            name,
-            keys,
-            f"rax.{function.__name__}",
-            of_each_list(functools.partial(function, **options)),
-            inputs="lists",
-            arguments=said,
-            **more,
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+        writer.add(name, of_each_list(functools.partial(function, **options)))

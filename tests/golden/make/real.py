@@ -34,12 +34,4 @@ def main(root, writer):
 
     writer.inputs("answers", token_inputs(("logp", "old_logp", "mask"), CASES, rewards=RIGHT))
     for label, tau in (("script", 0.5), ("soft", 2.0)):
-        writer.add(
-            label,
-            ["real"],
-            f"{CORE}: {name}",
-            loss(tau),
-            inputs="answers",
-            arguments={"tau": tau},
-            tolerance={"float32": 1e-4, "bfloat16": 5e-2},
-        )
+        writer.add(label, loss(tau))

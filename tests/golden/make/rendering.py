@@ -1,9 +1,5 @@
 """Writes tests/golden/tokenizer/renderers.json: conversations as the package renderers writes them.
 
-Run from the repository root with a Python that has renderers and tokenizers:
-
-    python tests/golden/make/rendering.py
-
 Its renderers of Qwen3 and Llama 3 are written by hand and held to the models' published chat
 templates. They run on a small vocabulary with the models' special tokens, which is stored as well.
 """

@@ -44,15 +44,7 @@ def main():
         count = np.unique(taken.sum(1))
         return {"count": count, "frequency": taken.mean(0)}
 
-    writer.add(
-        "foreign",
-        ["sapo_swarm"],
-        f"{PATH}: ReasoningGymDataManager.transplant_trees",
-        run,
-        inputs="swarms",
-        arguments={"num_transplants": MOST, "draws": DRAWS},
-        tolerance={"float32": 0.06},  # five standard errors of a share of 4000 draws
-    )
+    writer.add("foreign", run)
     writer.save()
 
 

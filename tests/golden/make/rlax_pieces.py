@@ -1,10 +1,5 @@
 """Writes estimators/rlax_pieces.*: the pieces of rlax that our functions reduce to.
 
-Run from the repository root with a Python that has rlax with what it imports (chex, distrax,
-tensorflow-probability, dm-env):
-
-    python tests/golden/make/rlax_pieces.py
-
 rlax' functions take one sequence without a mask and average over its tokens, so each gets the kept
 tokens of a sequence, or of all. A loss is a mean over tokens.
 """
@@ -15,15 +10,11 @@ import jax
 import jax.interpreters.xla
 import jax.numpy as jnp
 import numpy as np
-from estimator_cases import Writer
+from estimator_cases import written
 
 # tensorflow-probability still looks for a table that jax has given up.
 jax.interpreters.xla.pytype_aval_mappings = mock.MagicMock()
 import rlax  # noqa: E402
-
-CASES = ["full", "binary", "masked_row", "holes", "length_one"]
-TOKENS = ["ragged", "on_policy", "holes", "masked_row", "one_sequence", "length_one"]
-TOKENS += ["log_ratio_30", "zero_advantage"]
 
 
 def surrogate(case, a):
@@ -108,63 +99,17 @@ def huber(case, a):
     return {"loss": np.asarray(value), "gradient": np.asarray(gradient)}
 
 
-def main():
-    writer = Writer("rlax_pieces", "rlax", ["rlax", "jax", "distrax", "numpy"], "rlax_pieces.py")
-    words = ["normal", "peaked", "equal"]
-    for name, keys, function, compute, inputs, cases, arguments in (
-        ("ppo", ["ppo_clip"], "clipped_surrogate_pg_loss", surrogate, "tokens", TOKENS, [0.2]),
-        (
-            "reinforce",
-            ["reinforce"],
-            "policy_gradient_loss",
-            policy_gradient,
-            "vocabulary",
-            words,
-            [],
-        ),
-        ("entropy", ["entropy_bonus"], "entropy_loss", entropy, "vocabulary", words, []),
-        (
-            "kl_forward",
-            ["sdpo"],
-            "categorical_kl_divergence",
-            divergence(False),
-            "vocabulary",
-            words,
-            ["teacher", "student"],
-        ),
-        (
-            "kl_reverse",
-            ["sdpo"],
-            "categorical_kl_divergence",
-            divergence(True),
-            "vocabulary",
-            words,
-            ["student", "teacher"],
-        ),
-        (
-            "gae",
-            ["gae"],
-            "truncated_generalized_advantage_estimation",
-            gae,
-            "rewards",
-            CASES,
-            [0.97, 0.9],
-        ),
-        ("to_go", ["reinforce_pp"], "discounted_returns", to_go, "rewards", CASES, [0.9]),
-        ("huber", ["value_loss"], "huber_loss", huber, "tokens", TOKENS, [0.5]),
-    ):
-        writer.add(
-            name,
-            keys,
-            f"rlax.{function}",
-            compute,
-            inputs=inputs,
-            cases=cases,
-            arguments={"positional": arguments},
-            tolerance={"float32": 2e-5 if inputs != "vocabulary" else 1e-4},
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+@written("rlax_pieces", "rlax", ["rlax", "jax", "distrax", "numpy"])
+def main(writer):
+    computes = {
+        "ppo": surrogate,
+        "reinforce": policy_gradient,
+        "entropy": entropy,
+        "kl_forward": divergence(False),
+        "kl_reverse": divergence(True),
+        "gae": gae,
+        "to_go": to_go,
+        "huber": huber,
+    }
+    for name, compute in computes.items():
+        writer.add(name, compute)

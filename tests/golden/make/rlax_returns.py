@@ -1,10 +1,5 @@
 """Writes estimators/rlax_returns.*: the returns of rlax from samples off policy.
 
-Run from the repository root with a Python that has rlax with what it imports (chex, distrax,
-tensorflow-probability, dm-env):
-
-    python tests/golden/make/rlax_returns.py
-
 rlax' functions take one sequence without a mask, so each gets the kept tokens of a sequence. The
 inputs `ref_logp` and `weight` stand for the policy that sampled, and for values of actions.
 """
@@ -15,14 +10,13 @@ import jax
 import jax.interpreters.xla
 import jax.numpy as jnp
 import numpy as np
-from estimator_cases import Writer
+from estimator_cases import written
 
 # tensorflow-probability still looks for a table that jax has given up.
 jax.interpreters.xla.pytype_aval_mappings = mock.MagicMock()
 import rlax  # noqa: E402
 from rlax._src import multistep  # noqa: E402  what rlax does not list
 
-CASES = ["full", "binary", "masked_row", "holes", "length_one"]
 GAMMA, LAM, LAST = 0.97, 0.9, 0.4
 
 
@@ -90,29 +84,11 @@ def steps(n, lam):
     return lambda case, a: filled(a, each)
 
 
-def main():
-    writer = Writer("rlax_returns", "rlax", ["rlax", "jax", "distrax", "numpy"], "rlax_returns.py")
-    for name, keys, function, compute, arguments in (
-        ("vtrace", ["vtrace"], "vtrace_td_error_and_advantage", vtrace(1.0, 1.0), [LAM, 1.0, 1.0]),
-        ("vtrace_1.2", ["vtrace"], "vtrace_td_error_and_advantage", vtrace(1.2, 0.9),
-         [LAM, 1.2, 0.9]),
-        ("retrace", ["retrace"], "general_off_policy_returns_from_q_and_v", retrace, [LAM]),
-        ("errors", ["n_step"], "importance_corrected_td_errors", errors, [LAM]),
-        ("steps_3", ["n_step"], "n_step_bootstrapped_returns", steps(3, 1.0), [3, 1.0]),
-        ("steps_2", ["n_step"], "n_step_bootstrapped_returns", steps(2, 0.6), [2, 0.6]),
-    ):  # fmt: skip
-        writer.add(
-            name,
-            keys,
-            f"rlax.{function}",
-            compute,
-            inputs="rewards",
-            cases=CASES,
-            arguments={"discount": GAMMA, "bootstrap": LAST, "positional": arguments},
-            tolerance={"float32": 2e-5},
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+@written("rlax_returns", "rlax", ["rlax", "jax", "distrax", "numpy"])
+def main(writer):
+    writer.add("vtrace", vtrace(1.0, 1.0))
+    writer.add("vtrace_1.2", vtrace(1.2, 0.9))
+    writer.add("retrace", retrace)
+    writer.add("errors", errors)
+    writer.add("steps_3", steps(3, 1.0))
+    writer.add("steps_2", steps(2, 0.6))

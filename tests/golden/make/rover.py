@@ -57,21 +57,8 @@ def main(root, writer):
         ("scaled", {"rho": 0.5, "next_q_scale_factor": 0.7}),
         ("no_continuation", {"rho": 2.0, "next_q_scale_factor": 0.0}),
     ):
-        writer.add(
-            name,
-            ["rover"],
-            f"{ACTOR}: DataParallelROVERActor.update_policy, {CORE}: compute_rover_loss",
-            loss(root / ACTOR, function, **options),
-            inputs="valued",
-            arguments=options,
-        )
+        writer.add(name, loss(root / ACTOR, function, **options))
     rng = np.random.default_rng(22)
     logits = {"logits": 3 * rng.normal(size=(6, 5)).astype(np.float32)}
     writer.inputs("logits", {"random": logits})
-    writer.add(
-        "mean_log_probs",
-        ["rover"],
-        f"{FUNCTIONAL}: sum_log_softmax",
-        mean_log_probs(logsum),
-        inputs="logits",
-    )
+    writer.add("mean_log_probs", mean_log_probs(logsum))

@@ -85,15 +85,7 @@ def main(root, writer):
         return compute
 
     for count, least in ((4, 1), (4, 2), (6, 2), (2, 1)):
-        options = {"down_sample_to_n": count, "min": least}
-        writer.add(
-            f"select_{count}_{least}",
-            ["grpo_roc"],
-            f"{PATH}: resample_of_correct",
-            select(count, least),
-            inputs="groups",
-            arguments=options,
-        )
+        writer.add(f"select_{count}_{least}", select(count, least))
     tools, form = (
         take(root / PATH, name, re=__import__("re"), List=list)[0]
         for name in ("calc_error_ratio_penalty_weights", "calc_format_penalty_weights")
@@ -103,6 +95,4 @@ def main(root, writer):
         texts = [text(a, i) for i in range(24)]
         return {"penalty": tools(texts)[0] + form(texts)[0]}
 
-    writer.add(
-        "penalty", ["grpo_roc"], f"{PATH}: calc_*_penalty_weights", penalties, inputs="traces"
-    )
+    writer.add("penalty", penalties)

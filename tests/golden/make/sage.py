@@ -28,4 +28,4 @@ def main(root, writer):
             found.append(LEVELS.index(made["level"]))
         return {"level": np.array(found)}
 
-    writer.add("levels", ["sage"], PATH, run, inputs="visits", arguments={"min": 0.1, "max": 0.35})
+    writer.add("levels", run)

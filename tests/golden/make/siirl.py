@@ -66,11 +66,4 @@ def main(root, writer):
         return {"rewards": np.array(out).reshape(TASKS, SIZE)}
 
     writer.inputs("siirl_batches", batches())
-    writer.add(
-        "progress",
-        ["srpo_vla"],
-        f"{PATH}: compute_embodied_reward",
-        rewards,
-        inputs="siirl_batches",
-        tolerance={"float32": 1e-4},
-    )
+    writer.add("progress", rewards)

@@ -1,9 +1,5 @@
 """Writes estimators/slime_trainer.*: slime's losses, returns and filters.
 
-Run from the repository root with a Python that has torch, and a checkout of THUDM/slime:
-
-    TORCHDYNAMO_DISABLE=1 python tests/golden/make/slime_trainer.py CHECKOUT COMMIT
-
 slime's functions give one loss a token and sum later: stored are the sum over the mask and the
 gradient of it.
 """
@@ -68,19 +64,12 @@ def add_losses(writer, utils, loss):
         values = by_token(case, a, "advantages")
         return utils.compute_policy_loss(kl, values, 0.03, 0.04)[0]
 
-    def add(name, keys, compute, function, **arguments):
-        where = f"{UTILS}.{function}"
-        writer.add(name, keys, where, compute, inputs="tokens", arguments=arguments)
-
     by = "token_advantages"
-    name = "compute_policy_loss"
-    add("ppo", ["ppo_clip"], ppo(by, 0.2, 0.2), name, eps_clip=0.2, eps_clip_high=0.2)
-    dual = {"eps_clip": 0.2, "eps_clip_high": 0.28, "eps_clip_c": 10.0}
-    add("dapo", ["dapo_clip"], ppo("advantages", *dual.values()), name, **dual)
-    dual = dual | {"eps_clip_high": 0.2, "eps_clip_c": 1.5}
-    add("ppo_dual", ["ppo_dual_clip"], ppo(by, *dual.values()), name, **dual)
-    add("cispo", ["cispo"], summed(cispo), "compute_cispo_loss", eps_clip=0.2, eps_clip_high=0.2)
-    add("gspo", ["gspo"], summed(gspo), "compute_gspo_kl", eps_clip=0.03, eps_clip_high=0.04)
+    writer.add("ppo", ppo(by, 0.2, 0.2))
+    writer.add("dapo", ppo("advantages", 0.2, 0.28, 10.0))
+    writer.add("ppo_dual", ppo(by, 0.2, 0.2, 1.5))
+    writer.add("cispo", summed(cispo))
+    writer.add("gspo", summed(gspo))
 
     def opsm(case, a):
         rows = [list(tensor(case, a[n])) for n in ("logp", "behavior_logp")]
@@ -88,7 +77,7 @@ def add_losses(writer, utils, loss):
         made, _ = utils.compute_opsm_mask(SimpleNamespace(opsm_delta=0.1), *rows, values, mask)
         return {"keep": (tokens(made) > 0.5) & a["mask"]}
 
-    add("opsm", ["rollout_correction"], opsm, "compute_opsm_mask", opsm_delta=0.1)
+    writer.add("opsm", opsm)
 
     def weights(function, low, high):
         def compute(case, a):
@@ -107,46 +96,27 @@ def add_losses(writer, utils, loss):
 
         return compute
 
-    for name, key, function, low in (
-        ("tis", "rollout_correction", loss.vanilla_tis_function, 0.0),
-        ("icepop", "icepop", loss.icepop_function, 0.8),
-    ):
-        writer.add(
-            name,
-            [key],
-            f"{LOSS}.{function.__name__}",
-            weights(function, low, 1.25),
-            inputs="tokens",
-            arguments={"tis_clip_low": low, "tis_clip": 1.25},
-        )
+    writer.add("tis", weights(loss.vanilla_tis_function, 0.0, 1.25))
+    writer.add("icepop", weights(loss.icepop_function, 0.8, 1.25))
 
 
 def add_kl(writer, utils):
-    def kl(kind, corrected):
+    def kl(kl_loss_type, importance_ratio):
         def compute(case, a):
             logp = tensor(case, a["logp"]).requires_grad_()
             mask = tensor(case, a["mask"])
-            ratio = torch.exp(logp - tensor(case, a["old_logp"])) if corrected else None
-            value = utils.compute_approx_kl(logp, tensor(case, a["ref_logp"]), kind, ratio) * mask
+            ratio = torch.exp(logp - tensor(case, a["old_logp"])) if importance_ratio else None
+            ref_logp = tensor(case, a["ref_logp"])
+            value = utils.compute_approx_kl(logp, ref_logp, kl_loss_type, ratio) * mask
             (gradient,) = torch.autograd.grad(value.sum(), [logp])
             return {"kl": tokens(value), "gradient": tokens(gradient)}
 
         return compute
 
-    for kind in ("k1", "k2", "k3", "low_var_kl"):
-        for corrected in (False, True) if kind in ("k1", "k3") else (False,):
-            writer.add(
-                f"kl_{kind}" + ("_corrected" if corrected else ""),
-                ["kl_estimators"],
-                f"{UTILS}.compute_approx_kl",
-                kl(kind, corrected),
-                inputs="tokens",
-                arguments={"kl_loss_type": kind, "importance_ratio": corrected},
-            )
+    writer.each("compute_approx_kl", kl)
 
 
 def add_returns(writer, utils, filters):
-    cases = ["full", "binary", "holes", "length_one", "bfloat16"]
 
     def terminal(case, a):
         mask = tensor(case, a["mask"])
@@ -154,7 +124,7 @@ def add_returns(writer, utils, filters):
         lengths = (mask * torch.arange(1, 7)).argmax(-1) + 1
         return mask, rewards, lengths.tolist()
 
-    def gae(chunked):
+    def gae(gamma, lambd, chunked):
         def compute(case, a):
             mask, rewards, lengths = terminal(case, a)
             values = tensor(case, a["values"])
@@ -166,8 +136,8 @@ def add_returns(writer, utils, filters):
                 lengths,
                 [row[:n] for row, n in zip(values, lengths, strict=True)],
                 [row[:n] for row, n in zip(token_rewards, lengths, strict=True)],
-                0.97,
-                0.9,
+                gamma,
+                lambd,
                 chunked,
             )
             padded = [torch.nn.utils.rnn.pad_sequence(x, batch_first=True) for x in made]
@@ -176,12 +146,12 @@ def add_returns(writer, utils, filters):
 
         return compute
 
-    def reinforce_pp(gamma):
+    def reinforce_pp(kl_coef, gamma):
         def compute(case, a):
             mask, rewards, _ = terminal(case, a)
             kl = tensor(case, a["old_logp"]) - tensor(case, a["ref_logp"])
             made = utils.get_reinforce_plus_plus_returns(
-                rewards, list(kl), list(mask), [6] * 12, [6] * 12, 0.1, gamma
+                rewards, list(kl), list(mask), [6] * 12, [6] * 12, kl_coef, gamma
             )
             return {"returns": tokens(torch.stack(made) * mask)}
 
@@ -189,26 +159,8 @@ def add_returns(writer, utils, filters):
 
     sizes = sys.modules["megatron.core"].mpu
     sizes.get_context_parallel_world_size = lambda: 1
-    for chunked in (False, True):
-        writer.add(
-            "gae_chunked" if chunked else "gae",
-            ["gae"],
-            f"{UTILS}.get_advantages_and_returns_batch",
-            gae(chunked),
-            inputs="rewards",
-            cases=["full", "binary", "length_one", "bfloat16"],
-            arguments={"gamma": 0.97, "lambd": 0.9, "chunked": chunked},
-        )
-    for gamma in (1.0, 0.9):
-        writer.add(
-            "reinforce_pp" if gamma == 1.0 else "reinforce_pp_discounted",
-            ["reinforce_pp"],
-            f"{UTILS}.get_reinforce_plus_plus_returns",
-            reinforce_pp(gamma),
-            inputs="rewards",
-            cases=cases,
-            arguments={"kl_coef": 0.1, "gamma": gamma},
-        )
+    writer.each("get_advantages_and_returns_batch", gae)
+    writer.each("get_reinforce_plus_plus_returns", reinforce_pp)
 
     def informative(case, a):
         kept = []
@@ -219,13 +171,7 @@ def add_returns(writer, utils, filters):
             kept.append(bool(filters.check_reward_nonzero_std(None, samples).keep))
         return {"keep": np.array(kept)}
 
-    writer.add(
-        "informative",
-        ["dynamic_sampling"],
-        f"{FILTERS}.check_reward_nonzero_std",
-        informative,
-        inputs="rewards",
-    )
+    writer.add("informative", informative)
 
 
 def main():

@@ -23,11 +23,4 @@ def main(root, writer):
         return compute
 
     for count in (4, 5):
-        writer.add(
-            f"best_worst_{count}",
-            ["sol_rl", "sol_rl_flow"],
-            f"{PATH}: select_indices_by_mode",
-            run(count),
-            inputs="candidates",
-            arguments={"target_count": count, "mode": "best_worst"},
-        )
+        writer.add(f"best_worst_{count}", run(count))

@@ -17,7 +17,6 @@ TEMPLATE = {"template": "one {question} {answer}", "label_type": "yesno"}
 PAIR = {"template": "two {question} {answer_a} {answer_b}"}
 # Of the items: one answer called right, or wrong; first and second of a pair; and a reflection.
 KINDS = ("right", "wrong", "good_bad", "bad_good", "reflect")
-LABELS = dict(zip((("one", "Yes"), ("one", "No"), ("two", "A"), ("two", "B")), KINDS, strict=False))
 
 
 def tasks(root):
@@ -85,4 +84,4 @@ def main(root, writer):
     answered = rng.random((PROMPTS, SIZE)) < 0.8
     answered[7] = False
     writer.inputs("groups", {"random": {"rewards": rewards, "answered": answered}})
-    writer.add("tasks", ["spark"], f"{PATH}: new_data_gen", tasks(root), inputs="groups")
+    writer.add("tasks", tasks(root))

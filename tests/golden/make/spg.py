@@ -56,10 +56,5 @@ def main(root, writer):
         ("lower", {"logp_estimation": "elbo"}),
     ):
         writer.add(
-            name,
-            ["spg"],
-            f"{PATH}: SPGTrainer.compute_loss",
-            lambda case, a, options=options: differentiated(loss_of(methods, a, **options), a),
-            inputs="responses",
-            arguments=options,
+            name, lambda case, a, options=options: differentiated(loss_of(methods, a, **options), a)
         )

@@ -1,9 +1,5 @@
 """Writes tests/golden/tokenizer/splitting.json: where each pre-tokenizer cuts the golden strings.
 
-Run from the repository root with a Python that has torch and transformers:
-
-    python tests/golden/make/splitting.py
-
 The cuts are those of transformers' own Qwen2Tokenizer, GPT2Tokenizer and, for Llama 3, the
 expression of its TikTokenConverter. Stored are the lengths of the pieces in UTF-8 bytes.
 """

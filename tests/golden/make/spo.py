@@ -71,13 +71,7 @@ def main(root, writer):
         score(task, None, nodes[0], None)
         return {"values": np.array([node["score"] for node in nodes])}
 
-    writer.add(
-        "values",
-        ["spo_tree"],
-        f"{TREE}: TreeEpisodeUtils.compute_score",
-        values,
-        inputs="spo_trees",
-    )
+    writer.add("values", values)
 
     def advantages(method):
         def run(case, a):
@@ -98,15 +92,7 @@ def main(root, writer):
         return run
 
     for method in ("rloo", "grpo"):
-        writer.add(
-            method,
-            ["spo_tree"],
-            f"{TREE}: TreeEpisodeUtils.extract_edges_from_tree",
-            advantages(method),
-            inputs="spo_trees",
-            arguments={"adv_method": method},
-            tolerance={"float32": 1e-4},
-        )
+        writer.add(method, advantages(method))
 
     # Its statistics are over processes only where there are several.
     comm = types.ModuleType("deepspeed.comm")
@@ -123,13 +109,4 @@ def main(root, writer):
         keep = mask & (torch.exp(old) < 0.9)
         return {"advantages": torch.where(keep, out, 0.0).numpy(), "keep": keep.numpy()}
 
-    writer.add(
-        "whiten",
-        ["spo_tree"],
-        f"{UTILS}: masked_whiten",
-        whitened,
-        inputs="spo_tokens",
-        arguments={"unbiased_variance": True},
-        tolerance={"float32": 1e-4},
-        note="where the probability is 0.9 or more, it trains nothing",
-    )
+    writer.add("whiten", whitened)

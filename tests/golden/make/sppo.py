@@ -30,15 +30,5 @@ def loss(function, loss_type):
 def main(root, writer):
     writer.inputs("pairs", pair_cases())
     (function,) = take(root / PATH, "sppo_loss")
-    keys = {"sppo": "sppo", "sppo_single": "sppo", "sigmoid": "dpo", "ipo": "ipo"}
-    for loss_type, key in keys.items():
-        smoothing = {"label_smoothing": 0.1} if loss_type == "sigmoid" else {}
-        writer.add(
-            loss_type,
-            [key],
-            f"{PATH}: SPPOTrainer.sppo_loss",
-            loss(function, loss_type),
-            inputs="pairs",
-            tolerance={"float32": 1e-4},
-            arguments={"loss_type": loss_type, "beta": 0.3} | smoothing,
-        )
+    for loss_type in ("sppo", "sppo_single", "sigmoid", "ipo"):
+        writer.add(loss_type, loss(function, loss_type))

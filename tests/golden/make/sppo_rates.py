@@ -43,4 +43,4 @@ def main(root, writer):
             "pairs": np.array([[int(text.split("-")[1]) for text in side] for side in pairs]).T,
         }
 
-    writer.add("rates", ["online_pref"], f"{PATH}: from_ranks, prepare_score", run, inputs="scores")
+    writer.add("rates", run)

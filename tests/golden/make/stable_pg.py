@@ -175,23 +175,9 @@ def masks(root, symmetric):
 def main(root, writer):
     writer.inputs("hidden", hidden_cases())
     for name, adam in (("ascent", False), ("adam", True)):
-        writer.add(
-            name,
-            ["capo"],
-            f"{TRAINER}: {METHODS[2]}, {METHODS[3]}",
-            scores(root, 0.01, adam),
-            inputs="hidden",
-            arguments={"granularity": "token", "lr": 0.01},
-        )
+        writer.add(name, scores(root, 0.01, adam))
     writer.inputs("path", path_cases())
-    writer.add(
-        "path",
-        ["capo"],
-        f"{TRAINER}: {METHODS[2]}, {METHODS[3]}, _sparsify_global_gradients; {ADAM}",
-        path(root),
-        inputs="path",
-        arguments={"hessian_token_mask_tau": 0.01, "fisher_token_mask_tau": 1e-4, "top_k": TOP},
-    )
+    writer.add("path", path(root))
     rng = np.random.default_rng(29)
     random = {
         "objective": 0.01 * rng.normal(size=(12, 6)).astype(np.float32),
@@ -200,11 +186,4 @@ def main(root, writer):
     }
     writer.inputs("scores", {"random": random})
     for symmetric in (True, False):
-        writer.add(
-            "keep_symmetric" if symmetric else "keep_rising",
-            ["capo"],
-            f"{TRAINER}: _compute_hessian_token_mask, _compute_fisher_token_mask",
-            masks(root, symmetric),
-            inputs="scores",
-            arguments={"hessian_token_mask_tau": 0.01, "fisher_token_mask_tau": 1e-4},
-        )
+        writer.add("keep_symmetric" if symmetric else "keep_rising", masks(root, symmetric))

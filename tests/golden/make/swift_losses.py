@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from paper_code import array, passage, take
 from torch_arrays import tensor, tokens
 
@@ -19,8 +19,6 @@ VERSION = "4.6.0"
 UTILS = "swift/trainers/utils.py"
 ADVANTAGE = "swift/rl_core/advantage.py"
 TRAINER = "swift/rlhf_trainers/grpo_trainer.py"
-# Without those where a masked token counts as a distance, or an empty response as one of score 0.
-CASES = ("ragged", "on_policy", "length_one", "log_ratio_30", "zero_advantage")
 
 
 def per_token(loss):
@@ -86,7 +84,8 @@ def real(path):
     return loss
 
 
-def main():
+@written("swift_losses", "ms-swift", ["torch", "numpy"], version=VERSION)
+def main(writer):
     (function,) = take(Path(sys.argv[1]) / UTILS, "per_token_loss_func", Optional=None)
 
     def dft(case, a):
@@ -113,48 +112,8 @@ def main():
 
         return compute
 
-    writer = Writer(
-        "swift_losses", "ms-swift", ["torch", "numpy"], "swift_losses.py", version=VERSION
-    )
-    writer.add(
-        "dft",
-        ["dft"],
-        f"{UTILS}: per_token_loss_func",
-        dft,
-        inputs="vocabulary",
-        arguments={"enable_dft_loss": True},
-        tolerance={"float32": 1e-4, "bfloat16": 5e-2},
-    )
-    for name, options in (
-        ("rlsd", {"lam": 0.5, "clip_range": 0.2}),
-        ("rlsd_negative", {"lam": 1.0, "clip_range": 0.4, "negative_only": True}),
-    ):
-        writer.add(
-            name,
-            ["rlsd"],
-            f"{ADVANTAGE}: apply_rlsd_reweight",
-            rlsd(**options),
-            inputs="tokens",
-            arguments=options,
-            note="the teacher's log-probabilities are logp",
-        )
+    writer.add("dft", dft)
+    writer.each("apply_rlsd_reweight", rlsd)
     path = Path(sys.argv[1]) / TRAINER
-    for name, loss, arguments in (
-        ("fipo", fipo(path), {"delta": 10.0, "epsilon_high": 0.28, "fipo_safety_threshold": 4.0}),
-        ("real", real(path), {"real_tau": 0.5}),
-    ):
-        writer.add(
-            name,
-            [name],
-            f"{TRAINER}: _compute_loss_and_metrics",
-            per_token(loss),
-            inputs="tokens",
-            cases=CASES,
-            arguments=arguments,
-            tolerance={"float32": 1e-4},
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+    writer.add("fipo", per_token(fipo(path)))
+    writer.add("real", per_token(real(path)))

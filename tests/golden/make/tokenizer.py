@@ -1,9 +1,5 @@
 """Writes tests/golden/tokenizer: ids and conversations of SmolLM2 as transformers gives them.
 
-Run from the repository root with a Python that has torch, transformers and gguf:
-
-    python tests/golden/make/tokenizer.py SmolLM2-135M-Instruct.Q4_1.gguf
-
 The reference is transformers' own reading of the file's tokenizer, with one repair. transformers
 (5.12 and 5.23 were tried) gives every byte-level vocabulary of a llama file GPT-2's splitting; the
 `smollm` pre-tokenizer, like the model's published tokenizer.json, first makes every digit a piece

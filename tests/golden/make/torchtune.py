@@ -36,17 +36,5 @@ def main(root, writer):
     writer.inputs("pairs", pair_cases())
     writer.inputs("test", test_cases())
     _, dpo, rso = take(root / PATH, "PreferenceLoss", "DPOLoss", "RSOLoss")
-    for name, key, made, arguments in (
-        ("dpo", "dpo", dpo, {"beta": 0.1}),
-        ("dpo_smoothed", "dpo", dpo, {"beta": 0.3, "label_smoothing": 0.1}),
-        ("rso", "slic", rso, {"gamma": 0.1}),
-    ):
-        for inputs in ("pairs", "test"):
-            writer.add(
-                name if inputs == "pairs" else f"{name}_test",
-                [key],
-                f"{PATH}: {made.__name__}",
-                loss(made(**arguments)),
-                inputs=inputs,
-                arguments=arguments,
-            )
+    for made in (dpo, rso):
+        writer.each(made.__name__, lambda made=made, **options: loss(made(**options)))

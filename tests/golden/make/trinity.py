@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from guided_cases import guided_cases
 from paper_code import loss_of, spread, take, tensor
 
@@ -25,7 +25,8 @@ class Base:
         self.backend = backend
 
 
-def main():
+@written("trinity", "Trinity-RFT", ["torch", "numpy"], version=VERSION)
+def main(writer):
     root = Path(sys.argv[1])
     losses = root / FOLDER / "policy_loss_fn"
     names = ("aggregate_loss", "masked_mean", "masked_sum")
@@ -58,7 +59,6 @@ def main():
 
         return loss_of(compute)
 
-    writer = Writer("trinity", "Trinity-RFT", ["torch", "numpy"], "trinity.py", version=VERSION)
     writer.inputs("guided", guided_cases())
     schedule = {"mu_warmup_steps": 4, "mu_decay_steps": 10, "mu_peak": 0.9, "mu_valley": 0.05}
     for label, step, options in (
@@ -68,16 +68,4 @@ def main():
         ("decay", 7, schedule),
         ("valley", 20, schedule),
     ):
-        writer.add(
-            label,
-            ["chord"],
-            f"{CHORD}: MIXCHORDPolicyLossFn",
-            loss(step, **options),
-            inputs="guided",
-            arguments={"clip_range": 0.2, "step": step} | options,
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+        writer.add(label, loss(step, **options))

@@ -1,9 +1,5 @@
 """Writes estimators/trl_advantages.*: TRL's advantages and importance weights.
 
-Run from the repository root with a Python that has trl, transformers and torch:
-
-    python tests/golden/make/trl_advantages.py
-
 Rows that take no part are rewards of NaN, TRL's mark for a completion that nobody could score.
 """
 
@@ -12,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from trl import GRPOTrainer, RLOOTrainer
 from trl_peer import SCORE, VERSIONS, array, tensor, tokens, trainer
 
@@ -61,7 +57,7 @@ def advantage(kind=GRPOTrainer, **options):
     return compute
 
 
-def gdpo(weights):
+def gdpo(multi_objective_aggregation, reward_weights):
     def compute(case, a):
         columns = [with_gaps(case, x, a["where"]) for x in a["columns"]]
         result = score(
@@ -69,15 +65,15 @@ def gdpo(weights):
             case,
             a,
             torch.cat(columns, dim=1),
-            multi_objective_aggregation="normalize_then_sum",
-            reward_weights=torch.tensor(weights),
+            multi_objective_aggregation=multi_objective_aggregation,
+            reward_weights=torch.tensor(reward_weights),
         )
         return {"advantages": array(result["advantages"]).reshape(3, 4)}
 
     return compute
 
 
-def importance(mode, low, high):
+def importance(**options):
     def compute(case, a):
         result = score(
             GRPOTrainer,
@@ -87,9 +83,7 @@ def importance(mode, low, high):
             old=tensor(case, a["old_logp"]),
             sampled=tensor(case, a["behavior_logp"]),
             use_vllm=True,
-            vllm_importance_sampling_mode=mode,
-            vllm_importance_sampling_clip_min=low,
-            vllm_importance_sampling_clip_max=high,
+            **options,
         )
         ratio = result["importance_sampling_ratio"]
         full = torch.zeros(12, 6)
@@ -101,51 +95,13 @@ def importance(mode, low, high):
     return compute
 
 
-def add_advantages(writer):
-    def add(name, keys, compute, function=SCORE, **arguments):
-        writer.add(name, keys, function, compute, inputs="rewards", arguments=arguments)
-
-    for scale in ("group", "batch", "none"):
-        key = "dr_grpo" if scale == "none" else "grpo"
-        add(f"advantages_{scale}", [key], advantage(scale_rewards=scale), scale_rewards=scale)
-    function = "trl.RLOOTrainer._generate_and_score_completions"
-    add("rloo", ["rloo"], advantage(RLOOTrainer), function, normalize_advantages=False)
-    for name, weights in (("gdpo", [1.0, 1.0, 1.0]), ("gdpo_weighted", [1.0, 0.5, 2.0])):
-        add(
-            name,
-            ["gdpo"],
-            gdpo(weights),
-            multi_objective_aggregation="normalize_then_sum",
-            reward_weights=weights,
-        )
-    for mode, low, high in (
-        ("token_truncate", None, 1.3),
-        ("token_mask", 0.8, 1.25),
-        ("sequence_truncate", None, 1.3),
-        ("sequence_mask", 0.7, 1.4),
-        ("token_truncate", 0.8, 1.3),
-        ("sequence_truncate", 0.8, 1.3),
-    ):
-        floored = "truncate" in mode and low is not None
-        writer.add(
-            f"is_{mode}" + ("_floor" if floored else ""),
-            ["icepop" if "mask" in mode else "rollout_correction"],
-            SCORE,
-            importance(mode, low, high),
-            inputs="tokens",
-            arguments={
-                "vllm_importance_sampling_mode": mode,
-                "vllm_importance_sampling_clip_min": low,
-                "vllm_importance_sampling_clip_max": high,
-            },
-        )
+def of_grpo(**arguments):
+    if "reward_weights" in arguments:
+        return gdpo(**arguments)
+    return advantage(**arguments) if "scale_rewards" in arguments else importance(**arguments)
 
 
-def main():
-    writer = Writer("trl_advantages", "trl", VERSIONS, "trl_advantages.py")
-    add_advantages(writer)
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+@written("trl_advantages", "trl", VERSIONS)
+def main(writer):
+    writer.add("rloo", advantage(RLOOTrainer))
+    writer.each(SCORE, of_grpo)

@@ -1,17 +1,9 @@
-"""Writes estimators/trl_distillation.*: the losses of TRL's self-distillation.
-
-Run from the repository root with a Python that has trl, transformers and torch:
-
-    python tests/golden/make/trl_distillation.py
-"""
+"""Writes estimators/trl_distillation.*: the losses of TRL's self-distillation."""
 
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from trl.experimental.sdpo import loss_utils
 from trl_peer import VERSIONS, array, tensor
-
-# Differences of log-probabilities cancel, in bfloat16 to a tenth.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
 
 
 def distillation(function, clip=None, **options):
@@ -39,15 +31,7 @@ def add_distillation(writer):
     for alpha in (0.0, 0.5, 0.3, 1.0):
         arguments = {"distillation_alpha": alpha}
         compute = distillation(full, **arguments)
-        writer.add(
-            f"sdpo_full_{alpha}",
-            ["sdpo"],
-            f"trl.experimental.sdpo.loss_utils.{full.__name__}",
-            compute,
-            inputs="vocabulary",
-            tolerance=TOLERANCE,
-            arguments=arguments,
-        )
+        writer.add(f"sdpo_full_{alpha}", compute)
     some = loss_utils.compute_topk_self_distillation_loss
     for tail in (True, False):
         arguments = {
@@ -56,33 +40,17 @@ def add_distillation(writer):
             "distillation_add_tail": tail,
         }
         writer.add(
-            "sdpo_top_tail" if tail else "sdpo_top_renormalized",
-            ["sdpo"],
-            f"trl.experimental.sdpo.loss_utils.{some.__name__}",
-            distillation(some, **arguments),
-            inputs="vocabulary",
-            tolerance=TOLERANCE,
-            arguments=arguments,
+            "sdpo_top_tail" if tail else "sdpo_top_renormalized", distillation(some, **arguments)
         )
     sampled = loss_utils.compute_sampled_token_self_distillation_loss
     for clip in (None, 2.0):
         arguments = {"distillation_alpha": 1.0}
         writer.add(
             "sdpo_sampled" if clip is None else "sdpo_sampled_clipped",
-            ["sdpo"],
-            f"trl.experimental.sdpo.loss_utils.{sampled.__name__}",
             distillation(sampled, clip=clip, **arguments),
-            inputs="vocabulary",
-            tolerance=TOLERANCE,
-            arguments=arguments | {"clip_coeff": clip},
         )
 
 
-def main():
-    writer = Writer("trl_distillation", "trl", VERSIONS, "trl_distillation.py")
+@written("trl_distillation", "trl", VERSIONS)
+def main(writer):
     add_distillation(writer)
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()

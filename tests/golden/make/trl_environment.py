@@ -1,9 +1,5 @@
 """Writes tests/golden/trl_environment.json: what TRL's trainer makes of an environment class.
 
-Run from the repository root with a Python that has trl, transformers and torch:
-
-    python tests/golden/make/trl_environment.py
-
 The code of the trainer resets the environment and makes the calls of each turn; the turns of the
 model are those of tests/golden/trl_class.py. The reward is the method that the trainer calls.
 """

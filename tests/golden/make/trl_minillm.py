@@ -1,18 +1,11 @@
-"""Writes estimators/trl_minillm.*: MiniLLM's advantages, which TRL has no more.
-
-Run from the repository root with a Python that has trl 1.13.0, transformers and torch:
-
-    python tests/golden/make/trl_minillm.py
-"""
+"""Writes estimators/trl_minillm.*: MiniLLM's advantages, which TRL has no more."""
 
 from types import SimpleNamespace
 
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from trl.experimental.minillm import MiniLLMTrainer
 from trl_peer import VERSIONS, array, tensor
-
-TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
 
 
 def advantages(gamma):
@@ -31,20 +24,7 @@ def advantages(gamma):
     return run
 
 
-def main():
-    writer = Writer("trl_minillm", "trl", VERSIONS, "trl_minillm.py")
+@written("trl_minillm", "trl", VERSIONS)
+def main(writer):
     for gamma in (0.0, 0.9, 1.0):
-        writer.add(
-            f"minillm_{gamma}",
-            ["minillm"],
-            "trl.experimental.minillm.MiniLLMTrainer._compute_advantage",
-            advantages(gamma),
-            inputs="vocabulary",
-            tolerance=TOLERANCE,
-            arguments={"gamma": gamma, "length_normalization": True},
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+        writer.add(f"minillm_{gamma}", advantages(gamma))

@@ -15,7 +15,6 @@ from trl import GRPOTrainer
 __all__ = ["array", "tensor", "tokens"]
 
 GRPO = "trl.GRPOTrainer."
-LOSS = GRPO + "_compute_loss"
 SCORE = GRPO + "_generate_and_score_completions"
 VERSIONS = ["trl", "transformers", "torch", "numpy"]
 

@@ -1,15 +1,10 @@
-"""Writes estimators/trl_pieces.*: overlong penalty, DFT loss, moving reference of TRL.
-
-Run from the repository root with a Python that has trl, transformers and torch:
-
-    python tests/golden/make/trl_pieces.py
-"""
+"""Writes estimators/trl_pieces.*: overlong penalty, DFT loss, moving reference of TRL."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from trl import SFTTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.callbacks import SyncRefModelCallback
@@ -53,36 +48,8 @@ def moving(case, a):
     return {"reference": array(target * mask).reshape(3, 4, 6)}
 
 
-def main():
-    writer = Writer("trl_pieces", "trl", VERSIONS, "trl_pieces.py")
-    writer.add(
-        "overlong",
-        ["overlong_penalty"],
-        "trl.rewards.get_soft_overlong_punishment",
-        overlong,
-        inputs="rewards",
-        cases=["full", "masked_row", "holes", "length_one"],
-        arguments={"max_completion_len": 5, "soft_punish_cache": 3},
-    )
-    writer.add(
-        "dft",
-        ["otr"],
-        "trl.SFTTrainer.compute_loss",
-        dft,
-        inputs="vocabulary",
-        arguments={"loss_type": "dft"},
-        tolerance={"float32": 1e-4, "bfloat16": 5e-2},
-    )
-    writer.add(
-        "moving_reference",
-        ["salsa_soup_ref"],
-        "trl.trainer.callbacks.SyncRefModelCallback._sync_target_model",
-        moving,
-        inputs="tokens",
-        arguments={"ref_model_mixup_alpha": 0.6},
-    )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+@written("trl_pieces", "trl", VERSIONS)
+def main(writer):
+    writer.add("overlong", overlong)
+    writer.add("dft", dft)
+    writer.add("moving_reference", moving)

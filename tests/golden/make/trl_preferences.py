@@ -1,19 +1,16 @@
 """Writes estimators/trl_preferences.*: TRL's losses of preferences.
 
-Run from the repository root with a Python that has trl, transformers and torch:
-
-    python tests/golden/make/trl_preferences.py
-
 The losses are methods of trainers, which run on an object that was never initialized. Of DPO and
 KTO a model returns the log-probabilities of the case; of CPO, ORPO and TPO it returns logits of two
 tokens, of which the first has them, so that the trainers make their own sums and means.
 """
 
+import functools
 from collections import defaultdict
 from types import SimpleNamespace
 
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from preference_cases import pair_cases, response_cases
 from torch_arrays import array
 from trl import DPOTrainer, KTOTrainer
@@ -22,8 +19,6 @@ from trl.experimental.orpo import ORPOTrainer
 from trl.experimental.tpo import TPOTrainer
 from trl_peer import ACCELERATOR, VERSIONS
 
-# Gradients of sums that nearly cancel.
-TOLERANCE = {"float32": 1e-4}
 DPO = {
     "aux_loss_enabled": False,
     "ld_alpha": None,
@@ -92,7 +87,9 @@ def result(loss, logp, a):
     return {"loss": array(loss), "gradient": array(gradient).reshape(a["logp"].shape)}
 
 
-def dpo(loss_types, tau=0.05, **options):
+def dpo(loss_type, tau=0.05, **options):
+    loss_types = [loss_type] if isinstance(loss_type, str) else loss_type
+
     def compute(case, a):
         made = trainer(DPOTrainer, loss_types=loss_types, **(DPO | options))
         made.args = SimpleNamespace(discopop_tau=tau, gradient_checkpointing_kwargs=None)
@@ -190,117 +187,13 @@ def tpo(**options):
     return compute
 
 
-def add_dpo(writer):
-    def add(name, keys, loss_type, **options):
-        more = {k: options.pop(k) for k in ("cases",) if k in options}
-        arguments = {"loss_type": loss_type, "beta": 0.3} | options
-        writer.add(
-            name,
-            keys,
-            "trl.DPOTrainer._compute_loss",
-            dpo([loss_type] if isinstance(loss_type, str) else loss_type, **options),
-            inputs="pairs",
-            tolerance=TOLERANCE,
-            arguments=arguments,
-            **more,
-        )
-
-    add("sigmoid", ["dpo"], "sigmoid")
-    alpha = {"f_divergence_type": "alpha_divergence"}
-    for name, options in (
-        ("forward_kl", {"f_divergence_type": "forward_kl"}),
-        ("js", {"f_divergence_type": "js_divergence"}),
-        ("alpha", alpha),
-        ("alpha_2", alpha | {"f_alpha_divergence_coef": 2.0}),
-    ):
-        # Of e^20 nothing but a few digits is left.
-        add(f"sigmoid_{name}", ["dpo"], "sigmoid", cases=["ragged", "reference", "even"], **options)
-    add("sigmoid_norm", ["dpo"], "sigmoid_norm")
-    add("sigmoid_norm_js", ["dpo"], "sigmoid_norm", f_divergence_type="js_divergence")
-    add("robust", ["dpo"], "robust", label_smoothing=0.1)
-    add("ipo", ["ipo"], "ipo")
-    add("ipo_js", ["ipo"], "ipo", f_divergence_type="js_divergence")
-    add("hinge", ["slic"], "hinge")
-    add("exo_pair", ["exo_pair"], "exo_pair", label_smoothing=1e-3)
-    add("nca_pair", ["nca"], "nca_pair")
-    add("bco_pair", ["bco"], "bco_pair")
-    add("sppo_hard", ["sppo"], "sppo_hard")
-    add("aot", ["aot"], "aot", label_smoothing=0.1)
-    add("aot_unpaired", ["aot"], "aot_unpaired")
-    add("apo_zero", ["apo"], "apo_zero")
-    add("apo_down", ["apo"], "apo_down")
-    add("discopop", ["discopop"], "discopop", cases=["ragged", "reference", "even"])
-    add("sft", ["cpo"], "sft")
-    # The mean over the tokens of a batch is that of the responses where these have one length.
-    mixed = {"loss_weights": [0.8, 0.2, 1.0], "cases": ["even"]}
-    add("mpo", ["mpo"], ["sigmoid", "bco_pair", "sft"], **mixed)
-    add("sigmoid_desensitized", ["ld_dpo"], "sigmoid", ld_alpha=0.4)
-    add("sigmoid_weighted", ["wpo"], "sigmoid", use_weighting=True, cases=["ragged", "even"])
-
-
-def add_kto(writer):
-    for name, key, options in (
-        ("kto", "kto", {}),
-        ("kto_weighted", "kto", {"desirable_weight": 1.3, "undesirable_weight": 0.7}),
-        (
-            "apo_zero_unpaired",
-            "apo",
-            {"loss_type": "apo_zero_unpaired", "calculate_KL": False},
-        ),
-    ):
-        writer.add(
-            name,
-            [key],
-            "trl.KTOTrainer._compute_loss",
-            kto(**options),
-            inputs="responses",
-            tolerance=TOLERANCE,
-            arguments={"beta": 0.3} | options,
-        )
-
-
-def add_free(writer):
-    # The mean over the tokens of a batch is that of the responses where these have one length.
-    even = ["even"]
-    entries = (
-        ("cpo", "cpo", CPOTrainer, {"label_smoothing": 0.1}, even),
-        ("simpo", "simpo", CPOTrainer, {"loss_type": "simpo", "beta": 2.0, "cpo_alpha": 0.0}, None),
-        (
-            "alphapo",
-            "simpo",
-            CPOTrainer,
-            {"loss_type": "simpo", "beta": 2.0, "cpo_alpha": 0.0, "alpha": 0.25},
-            None,
-        ),
-        ("slic", "slic", CPOTrainer, {"loss_type": "hinge", "beta": 1.0, "cpo_alpha": 0.0}, None),
-        ("orpo", "orpo", ORPOTrainer, {}, None),
-        ("tpo", "tpo", TPOTrainer, {}, even),
-        ("tpo_l", "tpo", TPOTrainer, {"loss_type": "tpo-l", "beta": 2.0}, even),
-    )
-    for name, key, kind, options, cases in entries:
-        method = "_compute_loss" if kind is TPOTrainer else "get_batch_loss_metrics"
-        module = kind.__module__.rsplit(".", 1)[0]
-        writer.add(
-            name,
-            [key],
-            f"{module}.{kind.__name__}.{method}",
-            (tpo if kind is TPOTrainer else lambda kind=kind, **o: free(kind, **o))(**options),
-            inputs="pairs",
-            tolerance=TOLERANCE,
-            arguments={"beta": 0.3} | options,
-            **({} if cases is None else {"cases": cases}),
-        )
-
-
-def main():
-    writer = Writer("trl_preferences", "trl", VERSIONS, "trl_preferences.py")
+@written("trl_preferences", "trl", VERSIONS)
+def main(writer):
     writer.inputs("pairs", pair_cases())
     writer.inputs("responses", response_cases())
-    add_dpo(writer)
-    add_kto(writer)
-    add_free(writer)
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+    writer.each("DPOTrainer._compute_loss", dpo)
+    writer.each("KTOTrainer._compute_loss", kto)
+    writer.each("TPOTrainer._compute_loss", tpo)
+    for kind in (CPOTrainer, ORPOTrainer):
+        name = f"{kind.__name__}.get_batch_loss_metrics"
+        writer.each(name, functools.partial(free, kind))

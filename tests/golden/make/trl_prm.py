@@ -1,14 +1,8 @@
-"""Writes estimators/trl_prm.*: step marks and loss of TRL 1.13's PRM trainer.
-
-Run from the repository root with a Python that has trl 1.13, transformers and torch; later versions
-have no such trainer:
-
-    python tests/golden/make/trl_prm.py
-"""
+"""Writes estimators/trl_prm.*: step marks and loss of TRL 1.13's PRM trainer."""
 
 import numpy as np
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from transformers.loss.loss_utils import ForTokenClassification
 from trl.experimental.prm import PRMTrainer
 from trl_peer import VERSIONS, array
@@ -76,20 +70,8 @@ def run(last_only):
     return compute
 
 
-def main():
-    writer = Writer("trl_prm", "trl", VERSIONS, "trl_prm.py")
+@written("trl_prm", "trl", VERSIONS)
+def main(writer):
     writer.inputs("steps", {name: arrays(name) for name in ROWS})
     for name, last_only in (("every", False), ("last", True)):
-        writer.add(
-            name,
-            ["rm_losses"],
-            "trl.experimental.prm.PRMTrainer.tokenize_row, ForTokenClassification",
-            run(last_only),
-            inputs="steps",
-            arguments={"train_on_last_step_only": last_only},
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+        writer.add(name, run(last_only))

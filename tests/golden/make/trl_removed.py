@@ -1,16 +1,12 @@
 """Writes estimators/trl_removed.*: losses of preferences that TRL has no more.
 
-Run from the repository root with a Python that has trl 1.13.0, transformers and torch:
-
-    python tests/golden/make/trl_removed.py
-
 The losses are methods of trainers, which run on an object that was never initialized.
 """
 
 from types import SimpleNamespace
 
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from preference_cases import pair_cases, response_cases
 from torch_arrays import array
 from trl.experimental.bco import BCOTrainer
@@ -18,8 +14,6 @@ from trl.experimental.bco.bco_trainer import RunningMoments
 from trl.experimental.nash_md import NashMDTrainer
 from trl.experimental.xpo import XPOTrainer
 from trl_peer import ACCELERATOR, VERSIONS
-
-TOLERANCE = {"float32": 1e-4}
 
 
 def bco(case, a):
@@ -74,40 +68,11 @@ def xpo(loss_type):
     return compute
 
 
-def main():
-    writer = Writer("trl_removed", "trl", VERSIONS, "trl_removed.py")
+@written("trl_removed", "trl", VERSIONS)
+def main(writer):
     writer.inputs("pairs", pair_cases())
     writer.inputs("responses", response_cases())
-    writer.add(
-        "bco",
-        ["bco"],
-        "trl.experimental.bco.BCOTrainer.bco_loss",
-        bco,
-        inputs="responses",
-        tolerance=TOLERANCE,
-        arguments={"beta": 0.3},
-    )
-    writer.add(
-        "nash_md",
-        ["nash_md"],
-        "trl.experimental.nash_md.NashMDTrainer._compute_losses",
-        nash_md,
-        inputs="responses",
-        tolerance=TOLERANCE,
-        arguments={"beta": 0.3},
-    )
+    writer.add("bco", bco)
+    writer.add("nash_md", nash_md)
     for loss_type in ("sigmoid", "ipo"):
-        writer.add(
-            f"xpo_{loss_type}",
-            ["xpo"],
-            "trl.experimental.xpo.XPOTrainer._compute_losses",
-            xpo(loss_type),
-            inputs="pairs",
-            tolerance=TOLERANCE,
-            arguments={"beta": 0.3, "alpha": 0.01, "loss_type": loss_type},
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+        writer.add(f"xpo_{loss_type}", xpo(loss_type))

@@ -1,16 +1,11 @@
-"""Writes estimators/trl_reward.*: the loss of TRL's reward trainer.
-
-Run from the repository root with a Python that has trl, transformers and torch:
-
-    python tests/golden/make/trl_reward.py
-"""
+"""Writes estimators/trl_reward.*: the loss of TRL's reward trainer."""
 
 from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from trl import RewardTrainer
 from trl_peer import ACCELERATOR, VERSIONS, array
 
@@ -48,8 +43,8 @@ def loss_of(centering, with_margin):
     return compute
 
 
-def main():
-    writer = Writer("trl_reward", "trl", VERSIONS, "trl_reward.py")
+@written("trl_reward", "trl", VERSIONS)
+def main(writer):
     rng = np.random.default_rng(87)
     draw = lambda: rng.normal(size=7).astype(np.float32)  # noqa: E731
     rows = {"chosen": draw(), "rejected": draw(), "margin": np.abs(draw())}
@@ -59,16 +54,4 @@ def main():
         ("margin", None, True),
         ("centered", 0.01, False),
     ):
-        writer.add(
-            name,
-            ["rm_losses"],
-            "trl.RewardTrainer.compute_loss",
-            loss_of(centering, margin),
-            inputs="pairs",
-            arguments={"center_rewards_coefficient": centering, "margin": margin},
-        )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+        writer.add(name, loss_of(centering, margin))

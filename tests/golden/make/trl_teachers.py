@@ -1,9 +1,5 @@
 """Writes estimators/trl_teachers.*: TRL's losses of learning from another model.
 
-Run from the repository root with a Python that has trl, transformers and torch:
-
-    python tests/golden/make/trl_teachers.py
-
 The losses are methods of trainers, which run on an object that was never initialized.
 """
 
@@ -11,15 +7,13 @@ from collections import defaultdict
 from types import SimpleNamespace
 
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from trl.experimental.gkd import GKDTrainer
 from trl.experimental.iw_opd import IWOPDTrainer
 from trl.experimental.server_distillation import ServerDistillationTrainer
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl_peer import VERSIONS, array, tensor
 
-# Differences of log-probabilities cancel, in bfloat16 to a tenth.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
 TOP = 3
 
 
@@ -96,31 +90,12 @@ def iw_opd(gamma):
     return compute(loss)
 
 
-def main():
-    writer = Writer("trl_teachers", "trl", VERSIONS, "trl_teachers.py")
+@written("trl_teachers", "trl", VERSIONS)
+def main(writer):
 
-    def add(name, keys, function, run, arguments):
-        writer.add(
-            name, keys, function, run, inputs="vocabulary", tolerance=TOLERANCE, arguments=arguments
-        )
-
-    for beta in (0.0, 0.3, 0.5, 1.0):
-        function = "trl.experimental.gkd.GKDTrainer.generalized_jsd_loss"
-        add(f"gkd_{beta}", ["gkd"], function, gkd(beta), {"beta": beta})
-    for beta in (0.0, 0.3, 1.0):
-        function = "trl.kernels.chunked_divergence.ChunkedDivergenceFunction"
-        add(f"distillation_{beta}", ["gkd"], function, chunked(beta), {"beta": beta})
-    for tail in (True, False):
-        name = "server_tail" if tail else "server_renormalized"
-        function = "trl.experimental.server_distillation.ServerDistillationTrainer."
-        function += "_compute_server_forward_kl_loss"
-        add(name, ["gkd"], function, server(tail), {"loss_top_k": TOP, "loss_add_tail": tail})
-    function = "trl.experimental.iw_opd.IWOPDTrainer._compute_iw_opd_loss"
+    writer.each("generalized_jsd_loss", gkd)
+    writer.each("ChunkedDivergenceFunction", chunked)
+    writer.add("server_tail", server(True))
+    writer.add("server_renormalized", server(False))
     for gamma in (0.0, 0.5):
-        keys = ["iw_opd", "on_policy_distillation"]
-        add(f"iw_opd_{gamma}", keys, function, iw_opd(gamma), {"iw_opd_gamma": gamma})
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+        writer.add(f"iw_opd_{gamma}", iw_opd(gamma))

@@ -36,5 +36,4 @@ def main(root, writer):
             shares.append(metrics["majority_ratio"])
         return {"rewards": np.array(rewards), "share": np.array(shares)}
 
-    name = f"{PATH}: test_time_train_metrics"
-    writer.add("majority", ["ttrl_majority"], name, run, inputs="answers")
+    writer.add("majority", run)

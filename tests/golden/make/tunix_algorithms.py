@@ -1,28 +1,23 @@
 """Writes estimators/tunix_algorithms.*: tunix' algorithm core on the shared inputs.
 
-Run from the repository root with a Python that has google-tunix and jax:
-
-    python tests/golden/make/tunix_algorithms.py
-
 tunix' losses call the model; here the one function that does returns the log-probabilities of the
 case. A loss is stored with its gradient in them and, where the loss takes the weights of a sampler,
 with its token losses as weighted by the aggregation: the gradient in those weights at ones. tunix
 knows no ragged group, so every rollout takes part.
 """
 
+import functools
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from estimator_cases import Writer
+from estimator_cases import written
 from flax import nnx
 from tunix.rl import algo_core, common
 from tunix.rl.grpo import dapo_learner
 
-CORE = "tunix.rl.algo_core."
 VERSIONS = ["google-tunix", "jax", "numpy"]
-FULL = ["full", "binary", "masked_row", "holes", "length_one", "bfloat16"]
 
 
 def array(case, x):
@@ -71,29 +66,11 @@ def overlong(case, a):
     return {"penalty": np.reshape(made, (3, 4))}
 
 
-def add_advantages(writer):
-    for name, key in (("advantages", "grpo"), ("drgrpo_advantages", "dr_grpo")):
-        function = getattr(algo_core, f"compute_{name}")
-        compute = advantage(function)
-        writer.add(key, [key], CORE + function.__name__, compute, inputs="rewards", cases=FULL)
-    function = algo_core.compute_rloo_advantages
-    compute = advantage(function)
-    writer.add("rloo", ["rloo"], CORE + function.__name__, compute, inputs="rewards", cases=FULL)
-    writer.add(
-        "gae",
-        ["gae"],
-        CORE + "compute_gae_advantages",
-        gae,
-        inputs="rewards",
-        cases=FULL,
-        arguments={"gamma": 0.97, "gae_lambda": 0.9},
-    )
-
-
 # --- losses --------------------------------------------------------------------------------------
 
 
-def policy_loss(function, by, **settings):
+def policy_loss(function, advantages, **settings):
+    by = advantages
     takes_weights = function is algo_core.grpo_loss_fn
 
     def compute(case, a):
@@ -135,47 +112,6 @@ def policy_loss(function, by, **settings):
     return compute
 
 
-def add_losses(writer):
-    common_settings = {
-        "beta": None,
-        "epsilon": 0.2,
-        "epsilon_high": 0.2,
-        "loss_algo": "grpo",
-        "loss_agg_mode": "token-mean",
-        "temperature": 1.0,
-        "kl_loss_mode": "low_var_kl",
-        "kl_clamp_value": None,
-    }
-
-    def add(name, keys, by="advantages", **settings):
-        settings = common_settings | settings
-        compute = policy_loss(algo_core.grpo_loss_fn, by, **settings)
-        function = CORE + "grpo_loss_fn"
-        arguments = settings | {"advantages": by}
-        writer.add(name, keys, function, compute, inputs="tokens", arguments=arguments)
-
-    by_sequence = {"loss_agg_mode": "sequence-mean-token-mean"}
-    add("grpo_loss", ["ppo_clip", "aggregate"], **by_sequence)
-    add("grpo_loss_token", ["ppo_clip", "aggregate"])
-    scaled = {"loss_agg_mode": "sequence-mean-token-scale"}
-    add("grpo_loss_scaled", ["ppo_clip", "aggregate"], **scaled)
-    add("grpo_loss_dual", ["ppo_dual_clip"], epsilon_c=1.5)
-    add("dapo_loss", ["dapo_clip"], epsilon_high=0.28, epsilon_c=10.0)
-    narrow = {"epsilon": 0.03, "epsilon_high": 0.04, "loss_algo": "gspo-token"}
-    add("gspo_loss", ["gspo"], **narrow, **by_sequence)
-    add("gspo_token_loss", ["gspo_token"], "token_advantages", **narrow, **by_sequence)
-    add("grpo_loss_kl", ["kl_estimators"], beta=0.3, kl_clamp_value=10.0)
-    settings = {"epsilon_low": 0.2, "epsilon_high": 0.2, "epsilon_c": 1.5, "entropy_coef": None}
-    writer.add(
-        "ppo_loss",
-        ["ppo_dual_clip"],
-        CORE + "ppo_policy_loss_fn",
-        policy_loss(algo_core.ppo_policy_loss_fn, "token_advantages", **settings),
-        inputs="tokens",
-        arguments=settings | {"advantages": "token_advantages"},
-    )
-
-
 def value_loss(case, a):
     def loss(values):
         example = SimpleNamespace(
@@ -198,13 +134,13 @@ def value_loss(case, a):
     return {"loss": np.asarray(value), "gradient": tokens(gradient)}
 
 
-def kl(method, clamp):
+def kl(method, clamp_value):
     def compute(case, a):
         mask = array(case, a["mask"])
 
         def total(logp):
             ref_logp = array(case, a["ref_logp"])
-            value = common.compute_kl_divergence(logp, ref_logp, method, clamp) * mask
+            value = common.compute_kl_divergence(logp, ref_logp, method, clamp_value) * mask
             return value.sum(), value
 
         (_, value), gradient = jax.value_and_grad(total, has_aux=True)(array(case, a["logp"]))
@@ -213,12 +149,12 @@ def kl(method, clamp):
     return compute
 
 
-def aggregate(mode, **options):
+def aggregate(loss_agg_mode, **options):
     def compute(case, a):
         mask = array(case, a["mask"])
         each = array(case, a["token_advantages"])
         value, gradient = jax.value_and_grad(
-            lambda x: common.aggregate_loss(x, mask, mode, **options)
+            lambda x: common.aggregate_loss(x, mask, loss_agg_mode, **options)
         )(each)
         return {"loss": np.asarray(value), "gradient": tokens(gradient)}
 
@@ -232,75 +168,16 @@ def entropy(case, a):
     return {"entropy": np.asarray(value, np.float32), "gradient": np.asarray(gradient, np.float32)}
 
 
-def add_terms(writer):
-    writer.add(
-        "value_loss",
-        ["value_loss"],
-        CORE + "ppo_value_loss_fn",
-        value_loss,
-        inputs="tokens",
-        arguments={
-            "vpreds": "logp",
-            "old_values": "old_logp",
-            "returns": "token_advantages",
-            "clip_range_value": 0.2,
-        },
-    )
-    for method in ("kl", "mse_kl", "low_var_kl"):
-        for clamp in (None, 10.0):
-            writer.add(
-                f"kl_{method}" + ("_clamped" if clamp else ""),
-                ["kl_estimators"],
-                "tunix.rl.common.compute_kl_divergence",
-                kl(method, clamp),
-                inputs="tokens",
-                arguments={"method": method, "clamp_value": clamp},
-            )
-    for mode, options in (
-        ("token-mean", {}),
-        ("sequence-mean-token-mean", {}),
-        ("sequence-mean-token-scale", {"norm": 10}),
-        ("seq-mean-token-sum", {}),
-        ("sequence-mean-token-sum-norm", {"norm": 10}),
-    ):
-        writer.add(
-            f"agg_{mode}",
-            ["aggregate"],
-            "tunix.rl.common.aggregate_loss",
-            aggregate(mode, **options),
-            inputs="tokens",
-            arguments={"loss_agg_mode": mode} | options,
-        )
-    writer.add(
-        "entropy",
-        ["entropy_bonus"],
-        CORE + "compute_entropy_from_logits",
-        entropy,
-        inputs="vocabulary",
-        tolerance={"float32": 1e-4},
-    )
-
-
-def main():
-    writer = Writer("tunix_algorithms", "google-tunix", VERSIONS, "tunix_algorithms.py")
-    add_advantages(writer)
-    add_losses(writer)
-    add_terms(writer)
-    writer.add(
-        "overlong",
-        ["overlong_penalty"],
-        "tunix.rl.grpo.dapo_learner.reward_shaping",
-        overlong,
-        inputs="rewards",
-        cases=["full", "masked_row", "holes", "length_one"],
-        arguments={
-            "overlong_buffer_length": 3,
-            "overlong_buffer_penalty": 0.5,
-            "max_response_length": 6,
-        },
-    )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+@written("tunix_algorithms", "google-tunix", VERSIONS)
+def main(writer):
+    writer.add("grpo", advantage(algo_core.compute_advantages))
+    writer.add("dr_grpo", advantage(algo_core.compute_drgrpo_advantages))
+    writer.add("rloo", advantage(algo_core.compute_rloo_advantages))
+    writer.add("gae", gae)
+    for function in (algo_core.grpo_loss_fn, algo_core.ppo_policy_loss_fn):
+        writer.each(f".{function.__name__}", functools.partial(policy_loss, function))
+    writer.add("value_loss", value_loss)
+    writer.each("compute_kl_divergence", kl)
+    writer.each("aggregate_loss", aggregate)
+    writer.add("entropy", entropy)
+    writer.add("overlong", overlong)

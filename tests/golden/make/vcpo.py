@@ -97,19 +97,5 @@ def main(root, writer):
         ("unweighted", {"use_is_weights": False}),
         ("by_length", {"normalize_by_length": True}),
     ):
-        writer.add(
-            name,
-            ["vcpo"],
-            f"{UTILS}: compute_opob_baseline",
-            baseline(root, **options),
-            inputs="records",
-            arguments=options,
-        )
-    writer.add(
-        "sample_size",
-        ["vcpo"],
-        f"{UTILS}: compute_ess_info, {ACTOR}: MegatronPPOActor._optimizer_step_with_buffer",
-        effective(root),
-        inputs="records",
-        arguments={"base_ess_ratio": 0.9},
-    )
+        writer.add(name, baseline(root, **options))
+    writer.add("sample_size", effective(root))

@@ -1,17 +1,11 @@
-"""Writes estimators/verl_advantages.*: verl's advantages on the shared inputs.
-
-Run from the repository root with a Python that has verl, torch, tensordict, omegaconf and what they
-import:
-
-    python tests/golden/make/verl_advantages.py
-"""
+"""Writes estimators/verl_advantages.*: verl's advantages on the shared inputs."""
 
 import types
 
 import numpy as np
 import torch
-from estimator_cases import Writer
-from verl_peer import CORE, TORCH, VERSIONS, array, core_algos, tensor, tokens, torch_functional
+from estimator_cases import written
+from verl_peer import VERSIONS, array, core_algos, tensor, tokens, torch_functional
 
 
 def advantage(function, *, takes=(), with_returns=False, **arguments):
@@ -57,7 +51,7 @@ def advantage(function, *, takes=(), with_returns=False, **arguments):
     return compute
 
 
-def gdpo(weights):
+def gdpo(gdpo_reward_weights):
     def compute(case, a):
         where = a["where"].reshape(-1)
         mask = tensor(case, a["mask"])[where]
@@ -65,7 +59,7 @@ def gdpo(weights):
         columns = {n: x.reshape(-1)[where] for n, x in zip(names, a["columns"], strict=True)}
         # verl puts each reward on the last valid token: the mask's count, from one prompt token on.
         attention = torch.cat([torch.ones(len(mask), 1, dtype=torch.long), mask], dim=1)
-        settings = {"gdpo_reward_keys": names, "gdpo_reward_weights": weights}
+        settings = {"gdpo_reward_keys": names, "gdpo_reward_weights": gdpo_reward_weights}
         result, _ = core_algos.compute_gdpo_outcome_advantage(
             token_level_rewards=torch.zeros(mask.shape),
             response_mask=mask,
@@ -110,120 +104,40 @@ def shaped(case, a):
     return {"rewards": tokens(core_algos.compute_rewards(scores, *logps, 0.1) * mask)}
 
 
-def add_advantages(writer):
-    full = ["full", "binary", "all_equal", "masked_row", "holes", "length_one", "bfloat16"]
-
-    def add(name, keys, function, takes=("index",), *, arguments=None, compute=None, **more):
-        arguments = arguments or {}
-        shown = {k: vars(v) if isinstance(v, Settings) else v for k, v in arguments.items()}
-        compute = compute or advantage(
-            getattr(core_algos, function),
-            takes=takes,
-            with_returns=more.pop("with_returns", False),
-            **arguments,
-        )
-        writer.add(name, keys, CORE + function, compute, inputs="rewards", arguments=shown, **more)
-
-    class Settings(types.SimpleNamespace):
-        def get(self, key, default=None):
-            return getattr(self, key, default)
-
-    for norm in (True, False):
-        arguments = {"norm_adv_by_std_in_grpo": norm}
-        key = "grpo" if norm else "dr_grpo"
-        function = "compute_grpo_outcome_advantage"
-        add(key, [key], function, arguments=arguments)
-        add(
-            f"{key}_vectorized",
-            [key],
-            "compute_grpo_vectorized_outcome_advantage",
-            arguments=arguments,
-        )
-        add(
-            "grpo_passk" if norm else "grpo_passk_no_std",
-            ["grpo_passk"],
-            "compute_grpo_passk_outcome_advantage",
-            arguments={"config": Settings(norm_adv_by_std_in_grpo=norm)},
-            cases=full,
-            note="raises for a group of one",
-        )
-    add("rloo", ["rloo"], "compute_rloo_outcome_advantage")
-    add(
-        "rloo_vectorized",
-        ["rloo"],
-        "compute_rloo_vectorized_outcome_advantage",
-        cases=[*full[:-1], "ragged", "singleton"],
-        note="refuses bfloat16",
-    )
-    add("opo", ["opo"], "compute_opo_outcome_advantage")
-    add("gpg", ["gpg"], "compute_gpg_outcome_advantage")
-    add("remax", ["remax"], "compute_remax_outcome_advantage", ("greedy", "last"))
-    add(
-        "reinforce_pp_baseline",
-        ["reinforce_pp_baseline"],
-        "compute_reinforce_plus_plus_baseline_outcome_advantage",
-    )
-    for gamma in (1.0, 0.9):
-        add(
-            "reinforce_pp" if gamma == 1.0 else "reinforce_pp_discounted",
-            ["reinforce_pp"],
-            "compute_reinforce_plus_plus_outcome_advantage",
-            ("last",),
-            arguments={"config": Settings(gamma=gamma)},
-        )
-    for tail in (True, False):
-        for prefix, function in (
-            ("otb", "compute_optimal_token_baseline_advantage"),
-            ("otb_tir", "compute_multi_turn_optimal_token_baseline_advantage"),
-        ):
-            suffix = "" if tail else "_no_tail"
-            arguments = {"handle_zero_tail": tail}
-            add(prefix + suffix, ["otb"], function, ("index", "last", "otb"), arguments=arguments)
-            if tail:
-                takes = ("index", "last", "otb", "weight")
-                add(f"{prefix}_weighted", ["otb"], function, takes, arguments=arguments)
-    for name, weights in (("gdpo", None), ("gdpo_weighted", [1.0, 0.5, 2.0])):
-        add(
-            name,
-            ["gdpo"],
-            "compute_gdpo_outcome_advantage",
-            compute=gdpo(weights),
-            arguments={"gdpo_reward_weights": weights},
-        )
-    add(
-        "gae",
-        ["gae"],
-        "compute_gae_advantage_return",
-        ("last", "values"),
-        arguments={"gamma": 0.97, "lam": 0.9},
-        with_returns=True,
-    )
-    writer.add(
-        "rewards_with_kl",
-        ["ppo_max"],
-        CORE + "compute_rewards",
-        shaped,
-        inputs="rewards",
-        cases=[case for case in full if case != "all_equal"],
-        arguments={"kl_ratio": 0.1},
-    )
-    for name, shift in (("whiten", True), ("whiten_keep_mean", False)):
-        writer.add(
-            name,
-            ["reinforce_pp"],
-            TORCH + "masked_whiten",
-            whiten(shift),
-            inputs="rewards",
-            arguments={"shift_mean": shift},
-        )
-    writer.add("variance", ["reinforce_pp"], TORCH + "masked_var", variance, inputs="rewards")
+class Settings(types.SimpleNamespace):
+    def get(self, key, default=None):
+        return getattr(self, key, default)
 
 
-def main():
-    writer = Writer("verl_advantages", "verl", VERSIONS, "verl_advantages.py")
-    add_advantages(writer)
-    writer.save()
+TAKES = {
+    "remax_outcome": ("greedy", "last"),
+    "reinforce_plus_plus_outcome": ("last",),
+    "optimal_token_baseline": ("index", "last", "otb"),
+    "multi_turn_optimal_token_baseline": ("index", "last", "otb"),
+    "gae": ("last", "values"),
+} | {
+    f"{name}_outcome": ("index",)
+    for name in ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg")
+    + ("reinforce_plus_plus_baseline",)
+}
 
 
-if __name__ == "__main__":
-    main()
+@written("verl_advantages", "verl", VERSIONS)
+def main(writer):
+    for name, takes in TAKES.items():
+        ending = "_return" if name == "gae" else ""
+        function = getattr(core_algos, f"compute_{name}_advantage{ending}")
+
+        def make(function=function, takes=takes, **arguments):
+            if "config" in arguments:
+                arguments["config"] = Settings(**arguments["config"])
+            return advantage(function, takes=takes, with_returns="values" in takes, **arguments)
+
+        if "otb" in takes:
+            entry = "otb_tir_weighted" if name.startswith("multi") else "otb_weighted"
+            writer.add(entry, make(takes=(*takes, "weight"), handle_zero_tail=True))
+        writer.each(f".compute_{name}_advantage{ending}", make)
+    writer.each("compute_gdpo_outcome_advantage", gdpo)
+    writer.add("rewards_with_kl", shaped)
+    writer.each("masked_whiten", whiten)
+    writer.add("variance", variance)

@@ -113,28 +113,18 @@ def main():
         mask, to_come = x["response_mask"], returns(batch, GAMMA)
         groups = group(x["anchor_obs"], x["index"])
         whole = episode(
-            x["token_level_rewards"], mask, x["index"], x["traj_index"],
-            remove_std=False, compute_mean_std_cross_steps=False,
-        )  # fmt: skip
+            x["token_level_rewards"],
+            mask,
+            x["index"],
+            x["traj_index"],
+            remove_std=False,
+            compute_mean_std_cross_steps=False,
+        )
         return back(a, whole + 0.5 * step(to_come, mask, groups, remove_std=False))
 
     for mode in ("mean_norm", "mean_std_norm"):
-        writer.add(
-            f"gigpo_{mode}",
-            ["gigpo"],
-            f"{GIGPO}: compute_gigpo_outcome_advantage",
-            with_turns(mode),
-            inputs="episodes",
-            arguments={"gamma": GAMMA, "mode": mode},
-        )
-    writer.add(
-        "gigpo_rollouts",
-        ["gigpo"],
-        f"{GIGPO}: episode_norm_reward, step_norm_reward",
-        with_rollouts,
-        inputs="episodes",
-        arguments={"compute_mean_std_cross_steps": False, "step_advantage_w": 0.5},
-    )
+        writer.add(f"gigpo_{mode}", with_turns(mode))
+    writer.add("gigpo_rollouts", with_rollouts)
 
     def similar(_, a):
         words = np.array(["".join(LETTERS[i] for i in row) for row in a["codes"]])
@@ -142,14 +132,7 @@ def main():
         order = list(dict.fromkeys(made))
         return {"ids": np.array([order.index(x) for x in made], np.float32)}
 
-    writer.add(
-        "similar",
-        ["gigpo"],
-        f"{GIGPO}: build_step_group",
-        similar,
-        inputs="texts",
-        arguments={"similarity_thresh": 0.85},
-    )
+    writer.add("similar", similar)
     hgpo, *_ = take(
         root / HGPO, "hgpo_advantage_estimate", "trajectory_advantages", "to_hashable", **given
     )
@@ -168,14 +151,7 @@ def main():
         "base": {"history_length": 1, "length_weight_alpha": 0.5, "base_group": True},
         "short": {"history_length": 0, "mode": "mean_norm"},
     }.items():
-        writer.add(
-            f"hgpo_{name}",
-            ["hgpo"],
-            f"{HGPO}: hgpo_advantage_estimate",
-            histories(options),
-            inputs="episodes",
-            arguments={"gamma": GAMMA} | options,
-        )
+        writer.add(f"hgpo_{name}", histories(options))
     writer.save()
 
 

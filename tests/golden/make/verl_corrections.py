@@ -1,17 +1,9 @@
-"""Writes estimators/verl_corrections.*: verl's corrections for another sampler.
-
-Run from the repository root with a Python that has verl, torch, tensordict, omegaconf and what they
-import:
-
-    python tests/golden/make/verl_corrections.py
-"""
+"""Writes estimators/verl_corrections.*: verl's corrections for another sampler."""
 
 import numpy as np
 import torch
-from estimator_cases import Writer
+from estimator_cases import written
 from verl_peer import (
-    CORE,
-    CORRECTION,
     VERSIONS,
     array,
     config,
@@ -22,16 +14,16 @@ from verl_peer import (
 )
 
 
-def bypass(loss_type, **settings):
+def bypass(old_log_prob, advantages, loss_agg_mode, **settings):
     def compute(case, a):
-        made = config(policy_loss={"rollout_correction": settings | {"loss_type": loss_type}})
+        made = config(policy_loss={"rollout_correction": settings})
         logp = tensor(case, a["logp"]).requires_grad_()
         loss, _ = core_algos.compute_policy_loss_bypass_mode(
-            old_log_prob=tensor(case, a["behavior_logp"]),
+            old_log_prob=tensor(case, a[old_log_prob]),
             log_prob=logp,
-            advantages=tensor(case, a["token_advantages"]),
+            advantages=tensor(case, a[advantages]),
             response_mask=tensor(case, a["mask"]),
-            loss_agg_mode="token-mean",
+            loss_agg_mode=loss_agg_mode,
             config=made,
         )
         (gradient,) = torch.autograd.grad(loss, [logp])
@@ -40,15 +32,11 @@ def bypass(loss_type, **settings):
     return compute
 
 
-def weights(level, threshold, normalize):
+def weights(**options):
     def compute(case, a):
         difference = tensor(case, a["old_logp"]) - tensor(case, a["behavior_logp"])
         result, metrics = rollout_corr_helper.compute_rollout_correction_weights(
-            difference,
-            tensor(case, a["mask"]),
-            rollout_is=level,
-            rollout_is_threshold=threshold,
-            rollout_is_batch_normalize=normalize,
+            difference, tensor(case, a["mask"]), **options
         )
         ess = np.float32(metrics["rollout_is_eff_sample_size"])
         return {"weights": tokens(result), "ess": ess}
@@ -56,11 +44,11 @@ def weights(level, threshold, normalize):
     return compute
 
 
-def rejection(option, threshold):
+def rejection(rollout_rs, rollout_rs_threshold):
     def compute(case, a):
         difference = tensor(case, a["old_logp"]) - tensor(case, a["behavior_logp"])
         mask, _ = rollout_corr_helper.compute_rollout_rejection_mask(
-            difference, tensor(case, a["mask"]), option, threshold
+            difference, tensor(case, a["mask"]), rollout_rs, rollout_rs_threshold
         )
         return {"keep": tokens(mask) > 0.5}
 
@@ -93,86 +81,10 @@ def metrics(case, a):
     return {name: np.float32(found[name]) for name in names}
 
 
-def add_corrections(writer):
-    key = ["rollout_correction"]
-    for level in ("token", "sequence"):
-        for threshold in (1.3, "0.5_2.0"):
-            for normalize in (False, True):
-                kind = "icepop" if isinstance(threshold, str) else "tis"
-                name = f"{kind}_{level}" + ("_normalized" if normalize else "")
-                arguments = {
-                    "rollout_is": level,
-                    "rollout_is_threshold": threshold,
-                    "rollout_is_batch_normalize": normalize,
-                }
-                function = CORRECTION + "compute_rollout_correction_weights"
-                compute = weights(level, threshold, normalize)
-                keys = ["icepop"] if kind == "icepop" else key
-                writer.add(name, keys, function, compute, inputs="tokens", arguments=arguments)
-    for option, threshold in (
-        ("token_k1", "0.9_1.3"),
-        ("token_k2", 0.02),
-        ("token_k3", 0.02),
-        ("seq_sum_k1", "0.7_1.2"),
-        ("seq_sum_k2", 0.1),
-        ("seq_sum_k3", 0.1),
-        ("seq_mean_k1", "0.95_1.1"),
-        ("seq_mean_k2", 0.02),
-        ("seq_mean_k3", 0.02),
-        ("seq_max_k2", 0.05),
-        ("seq_max_k3", 0.05),
-        ("token_k1,seq_mean_k3", "0.8_1.25,0.03"),
-    ):
-        writer.add(
-            "reject_" + option.replace(",", "_and_"),
-            key,
-            CORRECTION + "compute_rollout_rejection_mask",
-            rejection(option, threshold),
-            inputs="tokens",
-            arguments={"rollout_rs": option, "rollout_rs_threshold": threshold},
-        )
-    writer.add(
-        "rejected",
-        key,
-        CORRECTION + "compute_rollout_rejection_mask",
-        rejected,
-        inputs="tokens",
-        arguments={"rollout_rs": "token_k1,seq_mean_k3", "rollout_rs_threshold": "0.8_1.25,0.03"},
-        cases=["ragged", "on_policy", "holes", "masked_row", "one_sequence", "length_one"],
-    )
-    writer.add(
-        "mismatch",
-        key,
-        CORRECTION + "compute_offpolicy_metrics",
-        metrics,
-        inputs="tokens",
-        tolerance={"float32": 1e-4, "bfloat16": 1e-1},
-    )
-    for loss_type, level in (("reinforce", "token"), ("reinforce", "sequence"), ("ppo_clip", None)):
-        settings = {"rollout_is": level, "rollout_is_threshold": 1.5}
-        if loss_type == "ppo_clip":
-            settings |= {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.05}
-        writer.add(
-            f"bypass_{loss_type}" + (f"_{level}" if level else ""),
-            key,
-            CORE + "compute_policy_loss_bypass_mode",
-            bypass(loss_type, **settings),
-            inputs="tokens",
-            arguments={
-                "old_log_prob": "behavior_logp",
-                "advantages": "token_advantages",
-                "loss_agg_mode": "token-mean",
-                "loss_type": loss_type,
-            }
-            | settings,
-        )
-
-
-def main():
-    writer = Writer("verl_corrections", "verl", VERSIONS, "verl_corrections.py")
-    add_corrections(writer)
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+@written("verl_corrections", "verl", VERSIONS)
+def main(writer):
+    writer.add("rejected", rejected)
+    writer.add("mismatch", metrics)
+    writer.each("compute_rollout_correction_weights", weights)
+    writer.each("compute_rollout_rejection_mask", rejection)
+    writer.each("compute_policy_loss_bypass_mode", bypass)

@@ -40,12 +40,4 @@ def main(root, writer):
                 n=4,
             )
 
-        writer.add(
-            f"beta_{beta:g}",
-            ["gvpo"],
-            f"{CORE}: {NAME}",
-            loss_of(compute),
-            inputs="groups",
-            cases=CASES,
-            arguments={"beta": beta, "n": 4},
-        )
+        writer.add(f"beta_{beta:g}", loss_of(compute))

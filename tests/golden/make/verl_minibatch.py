@@ -1,10 +1,5 @@
 """Writes estimators/verl_minibatch.*: minibatches of one batch, as verl trains them.
 
-Run from the repository root with a Python that has verl, torch, tensordict, omegaconf and what they
-import:
-
-    python tests/golden/make/verl_minibatch.py
-
 GRPO's advantages come from the whole batch. Its groups are then taken in `order` and divided into
 minibatches; the policy loss of each is the mean over the tokens of its own mask. Stored are the
 loss of every minibatch and its gradient in log_prob, both at the same `logp`.
@@ -12,8 +7,8 @@ loss of every minibatch and its gradient in log_prob, both at the same `logp`.
 
 import numpy as np
 import torch
-from estimator_cases import Writer
-from verl_peer import CORE, VERSIONS, array, config, core_algos, tensor
+from estimator_cases import written
+from verl_peer import VERSIONS, array, config, core_algos, tensor
 
 PROMPTS, ROLLOUTS, TOKENS, MINIBATCHES = 4, 4, 6, 2
 CLIP = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 1e9}
@@ -86,20 +81,7 @@ def minibatches(case, a):
     }
 
 
-def main():
-    writer = Writer("verl_minibatch", "verl", VERSIONS, "verl_minibatch.py")
+@written("verl_minibatch", "verl", VERSIONS)
+def main(writer):
     writer.inputs("minibatch", cases())
-    writer.add(
-        "grpo_token_mean",
-        ["grpo", "ppo_clip"],
-        CORE + "compute_policy_loss_vanilla",
-        minibatches,
-        inputs="minibatch",
-        arguments={"loss_agg_mode": "token-mean", "minibatches": MINIBATCHES} | CLIP,
-        note="advantages of compute_grpo_outcome_advantage on the whole batch",
-    )
-    writer.save()
-
-
-if __name__ == "__main__":
-    main()
+    writer.add("grpo_token_mean", minibatches)

@@ -22,10 +22,6 @@ __all__ = [
     "torch_functional",
 ]
 
-CORE = "verl.trainer.ppo.core_algos."
-CORRECTION = "verl.trainer.ppo.rollout_corr_helper."
-TORCH = "verl.utils.torch_functional."
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 VERSIONS = ["verl", "torch", "numpy"]
 
 

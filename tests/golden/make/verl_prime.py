@@ -94,20 +94,5 @@ def main(root, writer):
         return {"loss": array(value), "gradient": array(gradient).reshape(P, G, T)}
 
     for normalizer in ("batch_norm", "none"):
-        writer.add(
-            normalizer,
-            ["prime"],
-            f"{CORE}: compute_rloo_advantage_return, of {MODEL}: prime_norm",
-            advantages(normalizer),
-            inputs="prime_rollouts",
-            arguments={"prime_norm": normalizer, "reward_dpo_coef": 0.7, "reward_gt_coef": 1.0},
-            tolerance={"float32": 1e-4},
-        )
-    writer.add(
-        "loss",
-        ["prime"],
-        f"{CORE}: compute_ce_dpo_loss_rm",
-        loss,
-        inputs="prime_rollouts",
-        arguments={"beta": 0.05},
-    )
+        writer.add(normalizer, advantages(normalizer))
+    writer.add("loss", loss)

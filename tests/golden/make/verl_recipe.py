@@ -140,39 +140,13 @@ def main(root, writer):
     steps = {"predicted": predicted, "truth": truth, "steps": np.full_like(truth, 5)}
     steps = {name: x.reshape(-1).astype(np.int32) for name, x in steps.items()}
     writer.inputs("steps", {"all": steps})
-    writer.add(
-        "judge",
-        ["fapo"],
-        f"{GENRM}: compute_score_fapo_genrm",
-        judged(root),
-        inputs="steps",
-    )
+    writer.add("judge", judged(root))
     answers = {
         "rewards": rng.integers(0, 2, (3, 4)).astype(np.float32),
         "flawed": rng.uniform(size=(3, 4)) < 0.5,
     }
     writer.inputs("answers", {"random": answers})
-    writer.add(
-        "reward",
-        ["fapo"],
-        f"{REASONING}: compute_score_fapo",
-        flawed(root),
-        inputs="answers",
-    )
+    writer.add("reward", flawed(root))
     writer.inputs("tracker", tracker_cases())
-    writer.add(
-        "spo",
-        ["spo_tracker", "spo_sampling"],
-        f"{SPO}: RayPPOTrainer.fit",
-        spo(root / SPO),
-        inputs="tracker",
-        arguments={"Neff": 8, "clip_lower": 0.875},
-    )
-    writer.add(
-        "informative",
-        ["dynamic_sampling"],
-        f"{DAPO}: RayDAPOTrainer.fit",
-        informative(root / DAPO),
-        inputs="rewards",
-        cases=["full", "binary", "all_equal", "ragged", "singleton"],
-    )
+    writer.add("spo", spo(root / SPO))
+    writer.add("informative", informative(root / DAPO))

@@ -70,11 +70,4 @@ def main(root, writer):
         stored[STORED - size :] = advantages[advantages != 0]
         cases[name] = {"advantages": advantages, "stored_advantages": stored}
     writer.inputs("buffers", cases)
-    writer.add(
-        "sample",
-        ["ssb"],
-        f"{PATH}: active_sampling",
-        drawn(sampling),
-        inputs="buffers",
-        arguments={"do_filter": True, "do_ssr": True},
-    )
+    writer.add("sample", drawn(sampling))

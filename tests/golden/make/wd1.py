@@ -26,6 +26,4 @@ def main(root, writer):
 
         return differentiated(loss, a)
 
-    writer.add(
-        "loss", ["wd1"], f"{PATH}: RevDiffuGRPOTrainer.compute_loss", compute, inputs="group"
-    )
+    writer.add("loss", compute)

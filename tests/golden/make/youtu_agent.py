@@ -53,5 +53,4 @@ def main(root, writer):
     # Without an id an experience cannot be deleted, and a new one needs none.
     plans["ids"][plans["kinds"] == 0] = -1
     writer.inputs("plans", {"random": plans})
-    function = f"{PATH}: ExperienceUpdater._batch_update"
-    writer.add("library", ["training_free_grpo"], function, revised(root / PATH), inputs="plans")
+    writer.add("library", revised(root / PATH))
