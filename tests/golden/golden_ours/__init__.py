@@ -175,16 +175,21 @@ def clamped_ratio(inputs, theirs):
     return {"loss": token_loss.sum(), "token_loss": token_loss, "gradient": gradient}
 
 
-def gae(a):
-    """Advantages and returns of rewards at the ends of responses, as slime and rlax have them."""
-    mask = a["mask"]
-    token_rewards = advantages.terminal_rewards(a["rewards"], mask)
-    options = {"gamma": 0.97, "lam": 0.9}
+def gae(a, token_rewards=None, *, whiten=True):
+    """Advantages and returns, without others the rewards at the ends of responses."""
+    mask, options = a["mask"], {"gamma": 0.97, "lam": 0.9}
+    if token_rewards is None:
+        token_rewards = advantages.terminal_rewards(a["rewards"], mask)
     plain = advantages.gae(token_rewards, a["values"], mask, **options)
     return {
-        "advantages": plain,
+        "advantages": advantages.whiten(plain, mask) if whiten else plain,
         "returns": advantages.gae_returns(token_rewards, a["values"], mask, **options),
     }
+
+
+def plain_gae(a):
+    """Of slime and rlax, which leave the advantages as they are."""
+    return gae(a, whiten=False)
 
 
 def far_from_old(peer):

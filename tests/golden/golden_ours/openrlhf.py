@@ -3,7 +3,7 @@
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import advantage, far_from_reference, kl, loss, twenty
+from golden_ours import advantage, far_from_reference, gae, kl, loss, twenty
 from golden_ours.preferences import of_pairs
 from jaxrl_llm import advantages, aggregate, corrections, preferences, surrogates
 from jaxrl_llm.core import bind
@@ -41,15 +41,6 @@ def shaped(a):
 def reinforce(a):
     logps = {"old_logp": a["old_logp"], "ref_logp": a["ref_logp"]}
     return {"advantages": advantages.reinforce_pp(a["rewards"], a["mask"], kl_coef=0.1, **logps)}
-
-
-def gae(a):
-    given = shaped(a), a["values"], a["mask"]
-    plain = advantages.gae(*given, gamma=0.97, lam=0.9)
-    return {
-        "advantages": advantages.whiten(plain, a["mask"]),
-        "returns": advantages.gae_returns(*given, gamma=0.97, lam=0.9),
-    }
 
 
 def whitened(inputs, theirs):
@@ -90,7 +81,7 @@ TABLE = {
     "flash_reinforce": Ours(advantage(advantages.center)),
     "reinforce_baseline": Ours(advantage(advantages.reinforce_pp_baseline, "mask"), ALL | HOLES),
     "reinforce": Ours(reinforce, ALL | HOLES),
-    "gae": Ours(gae, ALL),
+    "gae": Ours(lambda a: gae(a, shaped(a)), ALL),
     "dpo": of_pairs(bind(preferences.dpo, beta=0.3)),
     "dpo_smoothed": of_pairs(bind(preferences.dpo, beta=0.3, label_smoothing=0.1)),
     "ipo": of_pairs(bind(preferences.ipo, beta=0.3)),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import gae, graded
+from golden_ours import graded, plain_gae
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 
 token_mean = aggregate.token_mean
@@ -81,7 +81,7 @@ TABLE = {
     "entropy": Ours(of_logits(entropy, jnp.mean)),
     "kl_forward": Ours(of_logits(divergence(0.0), jnp.sum)),
     "kl_reverse": Ours(of_logits(divergence(1.0), jnp.sum)),
-    "gae": Ours(gae),
+    "gae": Ours(plain_gae),
     "to_go": Ours(to_go),
     "huber": Ours(of_tokens(huber)),
 }

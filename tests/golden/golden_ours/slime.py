@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import far_from_old, far_from_reference, gae, k3_of_twenty, kl, loss, twenty
+from golden_ours import far_from_old, far_from_reference, k3_of_twenty, kl, loss, plain_gae, twenty
 from jaxrl_llm import advantages, corrections, curation, regularizers, surrogates
 
 clip = {"eps_low": 0.2, "eps_high": 0.2}
@@ -99,8 +99,8 @@ TABLE = {
     "kl_k3": Ours(kl("k3"), far(kl=k3_of_twenty)),
     "kl_k3_corrected": Ours(kl_corrected("k3"), far(kl=corrected(k3_of_twenty))),
     "kl_low_var_kl": Ours(kl("k3", cap=10.0)),
-    "gae": Ours(gae),
-    "gae_chunked": Ours(gae),
+    "gae": Ours(plain_gae),
+    "gae_chunked": Ours(plain_gae),
     "reinforce_pp": Ours(reinforce_pp(1.0)),
     "reinforce_pp_discounted": Ours(
         reinforce_pp(0.9),

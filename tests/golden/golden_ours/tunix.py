@@ -8,6 +8,7 @@ from golden_ours import (
     aggregation,
     entropy,
     far_from_reference,
+    gae,
     graded,
     k3_of_twenty,
     kl,
@@ -25,17 +26,6 @@ ppo = surrogates.ppo_clip
 
 def of_group(function):
     return lambda a: {"advantages": function(a["rewards"])}
-
-
-def gae(a):
-    mask = a["mask"]
-    token_rewards = advantages.terminal_rewards(a["rewards"], mask)
-    options = {"gamma": 0.97, "lam": 0.9}
-    plain = advantages.gae(token_rewards, a["values"], mask, **options)
-    return {
-        "advantages": advantages.whiten(plain, mask),
-        "returns": advantages.gae_returns(token_rewards, a["values"], mask, **options),
-    }
 
 
 def length_scaled(mask, length=6):

@@ -3,7 +3,7 @@
 import numpy as np
 from golden_data import Difference, Ours
 
-from golden_ours import advantage, spread, where
+from golden_ours import advantage, gae, spread, where
 from jaxrl_llm import advantages
 from jaxrl_llm.core import masking
 
@@ -53,17 +53,6 @@ def gdpo64(weights):
 
     reason = "verl leaves the rewards of a group of one as they are, whatever their units"
     return {"singleton": Difference(reason, expected)}
-
-
-def gae(a):
-    mask = a["mask"] & a["where"][..., None]
-    token_rewards = advantages.terminal_rewards(a["rewards"], mask)
-    options = {"gamma": 0.97, "lam": 0.9}
-    plain = advantages.gae(token_rewards, a["values"], mask, **options)
-    return {
-        "advantages": advantages.whiten(plain, mask),
-        "returns": advantages.gae_returns(token_rewards, a["values"], mask, **options),
-    }
 
 
 def shaped(a):
@@ -116,7 +105,7 @@ TABLE = {
     "otb_tir_weighted": Ours(otb(weights=True, compact=True, zero_tail=True)),
     "gdpo": Ours(gdpo(None), gdpo64([1.0, 1.0, 1.0])),
     "gdpo_weighted": Ours(gdpo([1.0, 0.5, 2.0]), gdpo64([1.0, 0.5, 2.0])),
-    "gae": Ours(gae),
+    "gae": Ours(lambda a: gae(a | {"mask": a["mask"] & a["where"][..., None]})),
     "rewards_with_kl": Ours(shaped),
     "whiten": Ours(whiten()),
     "whiten_keep_mean": Ours(whiten(shift_mean=False)),
