@@ -69,13 +69,8 @@ def mopps(root, commit):
             "beta": np.array([one.beta[i] for i in order]),
         }
 
-    path = "recipe/ours/mopps.py: PosteriorSampler"
     for name, decay in (("counts_half", 0.5), ("counts_one", 1.0)):
-        arguments = {"bandit_decay_ratio": decay}
-        out.add(
-            name, ["mopps"], f"{path}.train", lambda case, a, d=decay: counts(case, a, d),
-            inputs="visits", arguments=arguments,
-        )  # fmt: skip
+        out.add(name, lambda case, a, d=decay: counts(case, a, d))
 
     def chosen(case, a, strategy):
         one, drawn = made(strategy), np.random.beta
@@ -88,11 +83,7 @@ def mopps(root, commit):
 
     # Of the threshold's band there are fewer than are taken, so that nothing is left to chance.
     for strategy in ("topk", "threshold"):
-        out.add(
-            f"sample_{strategy}", ["mopps"], f"{path}.sample_batch",
-            lambda case, a, s=strategy: chosen(case, a, s), inputs="rates",
-            arguments={"strategy": strategy},
-        )  # fmt: skip
+        out.add(f"sample_{strategy}", lambda case, a, s=strategy: chosen(case, a, s))
     out.save()
 
 
@@ -136,17 +127,12 @@ def dots(root, commit):
         rates = torch.from_numpy(a["reference_rates"])[None]
         return {"rates": model(queries, references, rates).detach().numpy()}
 
-    path = "rl_training/verl/verl/trainer/ppo"
     for name, scaling, top in (
         ("attention", "plain", None),
         ("attention_top3", "plain", 3),
         ("calibrated", "group_logit_temp", None),
     ):
-        out.add(
-            name, ["dots"], f"{path}/teacher_utils.py: ResidualHead",
-            lambda case, a, s=scaling, k=top: predict(case, a, s, k), inputs="references",
-            arguments={"scaling": scaling, "top_k": top},
-        )  # fmt: skip
+        out.add(name, lambda case, a, s=scaling, k=top: predict(case, a, s, k))
     (clip,) = take(
         base / "core_algos.py",
         "compute_policy_loss_temp",
@@ -165,10 +151,7 @@ def dots(root, commit):
     cases = ("ragged", "on_policy", "holes", "zero_advantage")
     names = ("logp", "old_logp", "behavior_logp", "advantages", "mask")
     out.inputs("replayed", token_inputs(names, cases))
-    out.add(
-        "replay_clip", ["rollout_replay"], f"{path}/core_algos.py: compute_policy_loss_temp", loss,
-        inputs="replayed", arguments={"cliprange": 0.2},
-    )  # fmt: skip
+    out.add("replay_clip", loss)
     _adapter(out, root / "adaptive_difficulty_prediction/model.py")
     out.save()
 
@@ -200,10 +183,7 @@ def _adapter(out, path):
         rates = released(queries, references, rates.expand(len(queries), -1), 1.0)
         return {"rates": rates.detach().numpy()}
 
-    out.add(
-        "adapter", ["dots"], "adaptive_difficulty_prediction/model.py: ResidualHead", predict,
-        inputs="adapter", arguments={"num_layers": 3, "scaling": "group_logit_temp"},
-    )  # fmt: skip
+    out.add("adapter", predict)
 
 
 def gdro(root, commit):
@@ -237,17 +217,13 @@ def gdro(root, commit):
             "weights": np.array([found.get(b, 0.0) for b in range(bins)]),
         }
 
-    path = "verl/trainer/group_dro_grpo.py: ClassDroExp3p"
     script = {"eta_q": 0.65, "gamma": 0.01, "ema_beta": 0.12, "max_class_weight": 15.0}
     for name, options in (
         ("weights", script),
         ("weights_by_share", script | {"loss_norm_by_class": True}),
         ("weights_standardized", script | {"use_zscore": True, "eta_q": 2.0, "gamma": 0.2}),
     ):
-        out.add(
-            name, ["prompt_gdro"], f"{path}.compute_weights",
-            lambda case, a, o=options: weights(case, a, **o), inputs="batches", arguments=options,
-        )  # fmt: skip
+        out.add(name, lambda case, a, o=options: weights(case, a, **o))
 
     def classes(case, a):
         made = allocator(
@@ -265,7 +241,7 @@ def gdro(root, commit):
             rows.append([int(label.removeprefix("accbin_")) for label in labels])
         return {"bins": np.array(rows)}
 
-    out.add("bins", ["prompt_gdro"], f"{path}.classify_batch", classes, inputs="batches")
+    out.add("bins", classes)
 
     def arms(case, a, total):
         made = allocator(config(eta_q=0.65, gamma=0.01))
@@ -288,11 +264,7 @@ def gdro(root, commit):
         }
 
     for total in (3, 5):
-        out.add(
-            f"arms_{total}", ["rollout_gdro"], f"{path}.rollout_choose_arms",
-            lambda case, a, t=total: arms(case, a, t), inputs="batches",
-            arguments={"mean_rollouts": total},
-        )  # fmt: skip
+        out.add(f"arms_{total}", lambda case, a, t=total: arms(case, a, t))
     out.save()
 
 
@@ -315,11 +287,8 @@ def symphony(root, commit):
         length = len(a["order"])
         return {"probs": sharp(np.arange(length) / length)}
 
-    for name, path, function in (
-        ("smooth", "2_1/symphony_op_2_1.py: generate_probs", smooth_probs),
-        ("sharp", "1_0/symphony.py: fade", sharp_probs),
-    ):
-        out.add(name, ["fading_replay"], path, function, inputs="orders")
+    out.add("smooth", smooth_probs)
+    out.add("sharp", sharp_probs)
     out.save()
 
 
@@ -368,14 +337,8 @@ def trl_replay(root, commit):
         scores[varied] = torch.tensor(stored)
         return {"scores": scores.numpy()}
 
-    out.add("heap", ["llm_replay"], f"{path}: ReplayBuffer", heap, inputs="scores")
-    out.add(
-        "group_scores",
-        ["llm_replay"],
-        f"{path}: update_replay_buffer",
-        group_scores,
-        inputs="groups",
-    )
+    out.add("heap", heap)
+    out.add("group_scores", group_scores)
     out.save()
 
 
