@@ -1,3 +1,5 @@
+"""The command line: help, wrong usage in one sentence, and whole runs."""
+
 import json
 import os
 import re
@@ -51,9 +53,6 @@ def interrupts(prompt, completion, metadata):
     signal.raise_signal(signal.SIGINT)
     return 1.0
 
-def dies(prompt, completion, metadata):
-    return 1.0 if int(prompt[1:]) % 2 else os._exit(3)
-
 def hangs(prompt, completion, metadata):
     threading.Event().wait(30)
 
@@ -97,6 +96,20 @@ def run(capsys, *arguments):
     code = main([str(a) for a in arguments])
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def ran(capsys, *arguments):
+    """What a command writes that must not fail."""
+    code, out, err = run(capsys, *arguments)
+    assert code == 0, err
+    return out
+
+
+def refused(capsys, words, *parts, code=2):
+    """A command, as a text or a list of words, ends with an error that has these parts."""
+    found, _, err = run(capsys, *(words.split() if isinstance(words, str) else words))
+    assert found == code, err
+    one_sentence(err, *parts)
 
 
 def one_sentence(err, *parts):
@@ -148,33 +161,17 @@ def test_nothing_heavy_is_imported_until_it_is_used():
     assert re.search(r"\njaxrl-llm \d+\.\d+\.\d+\n$", done.stdout)
 
 
-def test_a_command_compiles_with_functions_copied_late(monkeypatch, capsys):
-    calls = []
-    monkeypatch.setattr(cli, "copy_functions_late", lambda: calls.append(1))
-    monkeypatch.setattr(cli, "end_within", lambda seconds, code: None)
-    monkeypatch.setattr(sys, "argv", ["jaxrl-llm", "sample", "--nothing"])
-    assert cli.main() == 2 and len(calls) == 1
-    assert cli.main(["sample", "--nothing"]) == 2 and len(calls) == 1
-
-
 @for_each(("command", "keeps"), [("train", True), ("sample", False)])
-def test_a_process_that_trains_keeps_the_memory_of_its_steps(command, keeps, monkeypatch, capsys):
+def test_what_a_command_sets_for_its_own_process(command, keeps, monkeypatch, capsys):
+    """Functions copied late, and if it trains the memory of its steps is kept."""
     calls = []
-    monkeypatch.setattr(cli, "keep_freed_memory", lambda: calls.append(command))
-    monkeypatch.setattr(cli, "copy_functions_late", lambda: None)
+    for name in ("keep_freed_memory", "copy_functions_late"):
+        monkeypatch.setattr(cli, name, lambda name=name: calls.append(name))
     monkeypatch.setattr(cli, "end_within", lambda seconds, code: None)
     monkeypatch.setattr(sys, "argv", ["jaxrl-llm", command, "--nothing"])
-    assert cli.main() == 2 and bool(calls) == keeps
-    assert (
-        cli.main([command, "--nothing"]) == 2 and len(calls) == keeps
-    )  # not of a caller's process
-
-
-def test_methods(capsys):
-    code, out, _ = run(capsys, "methods")
-    assert code == 0 and out.splitlines()[1].startswith("grpo ")
-    code, out, _ = run(capsys, "methods", "--json")
-    assert code == 0 and json.loads(out)[0]["key"] == "grpo"
+    expected = ["copy_functions_late", *["keep_freed_memory"] * keeps]
+    assert cli.main() == 2 and sorted(calls) == expected
+    assert cli.main([command, "--nothing"]) == 2 and sorted(calls) == expected  # of the caller
 
 
 @for_each(
@@ -262,9 +259,7 @@ def test_options_that_do_not_fit_are_exit_code_2(capsys, tmp_path, options, part
 def test_config_files_without_a_config(capsys, tmp_path, text, part):
     path = tmp_path / "bad.py"
     path.write_text(text)
-    code, _, err = run(capsys, "train", path)
-    assert code == 2
-    one_sentence(err, part, "bad.py")
+    refused(capsys, f"train {path}", part, "bad.py")
 
 
 @for_each(
@@ -335,9 +330,7 @@ def test_a_config_is_utf8_whatever_the_locale(tmp_path):
 def test_a_config_of_another_encoding_is_refused(capsys, tmp_path):
     path = tmp_path / "my_run.py"
     path.write_bytes("# coding: latin-1\nx = '\u00e9'\n".encode("latin-1"))
-    code, _, err = run(capsys, "train", path)
-    assert code == 2
-    one_sentence(err, "my_run.py' fails: ")
+    refused(capsys, f"train {path}", "my_run.py' fails: ")
 
 
 @for_each(
@@ -352,9 +345,7 @@ def test_a_config_of_another_encoding_is_refused(capsys, tmp_path):
 )
 def test_a_damaged_record_of_a_run_is_one_sentence(capsys, tmp_path, text, part):
     (tmp_path / "run.json").write_text(text)
-    code, _, err = run(capsys, "evaluate", tmp_path)
-    assert code == 2
-    one_sentence(err, "run.json' ", part)
+    refused(capsys, f"evaluate {tmp_path}", "run.json' ", part)
 
 
 def test_which_process_this_is_is_no_setting_of_the_run():
@@ -371,8 +362,7 @@ def test_only_a_reward_is_asked_how_an_answer_is_extracted(capsys, monkeypatch, 
     found = accuracy(right)._replace(at_k=at_k(right > 0, [1]))
     experiment = SimpleNamespace(collector=None, evaluate=lambda *x, **y: ({"sampled": found}, []))
     monkeypatch.setattr(evaluate, "load_experiment", lambda config, trains: (experiment, None))
-    code, out, err = run(capsys, "evaluate", f"{ROOT}/configs/tiny.py:{config}", "--k", "1")
-    assert code == 0, err
+    out = ran(capsys, "evaluate", f"{ROOT}/configs/tiny.py:{config}", "--k", "1")
     assert "pass@1   0.250 [" in out and ("maj@k: the reward does not" in out) is told
 
 
@@ -408,12 +398,8 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     code, _, err = run(capsys, "evaluate", path, "--samples", "2", "--k", "3")
     assert code == 2
     one_sentence(err, "--k 3 needs as many completions of each question; there are 2")
-    code, _, err = run(capsys, "evaluate", "run", "--step", "7")
-    assert code == 1
-    one_sentence(err, "no checkpoint of step 7", "there are 2")
-    code, _, err = run(capsys, "evaluate", path, "--step", "1")
-    assert code == 2
-    one_sentence(err, "--step has no effect on", "which is not a run")
+    refused(capsys, "evaluate run --step 7", "no checkpoint of step 7", "there are 2", code=1)
+    refused(capsys, f"evaluate {path} --step 1", "--step has no effect on", "which is not a run")
 
     code, out, err = run(
         capsys, "sample", "run", "one", "two", "--n", "2", "--max-new-tokens", "4",
@@ -534,38 +520,6 @@ def test_a_program_that_another_process_is_still_writing_is_compiled(own_program
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default::UserWarning")
-def test_a_verifier_that_dies_is_told(capsys, tmp_path, monkeypatch):
-    # The workers import the config file as a module, and it imports the tiny run.
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "train"))
-    path = config_file(tmp_path, "reward=VerifierPool(dies, workers=1)", name="deadly_run.py")
-    options = ["--run-dir", tmp_path / "run", "--steps", "1"]
-    code, _, err = run(capsys, "train", path, *options)
-    assert code == 0
-    assert "jaxrl-llm: warning: Verifier dies ended its process with exit status 3" in err
-    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert 0 < row["reward_failures"] < 8 and row["reward"] == 1
-
-
-def test_a_run_finds_the_modules_beside_its_config(capsys, tmp_path, monkeypatch):
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "beside_the_config.py").write_text("STEPS = 1\n")
-    path = config_file(home)
-    text = Path(path).read_text().replace("steps=2", "steps=beside_the_config.STEPS")
-    Path(path).write_text("import beside_the_config\n" + text)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(home)
-    assert run(capsys, "train", "my_run.py", "--run-dir", tmp_path / "run")[0] == 0
-    # As in another process, started elsewhere.
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "beside_the_config")
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(home)])
-    code, out, err = run(capsys, "sample", "run", "one", "--max-new-tokens", "2")
-    assert code == 0, err
-
-
-@pytest.mark.slow
 def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
     asked = []
 
@@ -580,8 +534,7 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
         if folder == "plain":
             options += ["--data.system", "None"]
         options += ["--run-dir", tmp_path / folder, "--steps", "1"]
-        code, _, err = run(capsys, "train", path, *options)
-        assert code == 0, err
+        ran(capsys, "train", path, *options)
     for arguments in (["chat"], ["chat", "--raw"], ["chat", "--system", "Be long."], ["plain"]):
         folder, *options = arguments
         arguments = [tmp_path / folder, "one", "--max-new-tokens", "2", *options]
@@ -597,9 +550,7 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
     assert code == 2
     one_sentence(err, "dtype has no effect on a model that a function returns")
     # Nor are there questions that such a run never saw.
-    code, _, err = run(capsys, "evaluate", tmp_path / "plain")
-    assert code == 2
-    one_sentence(err, "holds no questions out")
+    refused(capsys, f"evaluate {tmp_path / 'plain'}", "holds no questions out")
 
 
 @pytest.fixture
@@ -701,32 +652,3 @@ def test_ctrl_c_is_130_and_saves(capsys, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     folders = [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
     assert folders == ["step_00000001"]
-
-
-def test_another_models_checkpoint_is_exit_code_2(capsys, tmp_path):
-    path = config_file(tmp_path)
-    run_dir = tmp_path / "run"
-    assert run(capsys, "train", path, "--run-dir", run_dir, "--steps", "1")[0] == 0
-    other = config_file(tmp_path, "model=tiny_run.wide_model", name="other.py")
-    Path(other).write_text("import tiny_run\n" + Path(other).read_text())
-    words = ["--run-dir", run_dir, "--resume"]
-    code, _, err = run(capsys, "train", other, *words)
-    assert code == 2
-    one_sentence(err, "model was 'model', is 'wide_model'")
-    code, _, err = run(capsys, "train", other, *words, "--allow-changed")
-    assert code == 2
-    one_sentence(err, "step_00000001' belongs to another model")
-
-
-@pytest.mark.filterwarnings("default::UserWarning")
-def test_a_truncated_checkpoint_warns_and_the_run_goes_on(capsys, tmp_path):
-    from test_checkpoint import truncate
-
-    path = config_file(tmp_path)
-    options = ["--run-dir", tmp_path / "run", "--checkpoint.every", "1"]
-    assert run(capsys, "train", path, *options)[0] == 0
-    truncate(tmp_path / "run" / "checkpoints" / "step_00000002")
-    code, out, err = run(capsys, "train", path, *options, "--resume", "--steps", "3")
-    assert code == 0 and "The checkpoint of step 3" in out
-    assert "jaxrl-llm: warning: The checkpoint" in err and "passed over" in err
-    assert "Traceback" not in err

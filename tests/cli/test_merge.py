@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rows import for_each
-from test_cli import config_file, one_sentence, run
+from test_cli import config_file, one_sentence, ran, refused, run
 from tiny_run import model
 
 from jaxrl_llm import models
@@ -80,10 +80,9 @@ def test_every_method_is_its_function_and_the_folder_loads(capsys, folders, tmp_
         if "base" in merge._READS[method]:
             rest += ["--base", folders / "base"]
         out = tmp_path / f"out{number}"
-        code, text, err = run(
+        text = ran(
             capsys, "merge", folders / "a", folders / "b", "--out", out, "--method", method, *rest
         )
-        assert code == 0, err
         assert text.startswith(f"The {method} of {folders / 'a'}, {folders / 'b'} is in {out}")
         assert_same(loaded(out)[0], function(a, b, base), rtol=1e-5, atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
@@ -91,20 +90,20 @@ def test_every_method_is_its_function_and_the_folder_loads(capsys, folders, tmp_
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_merged_with_a_model_in_bfloat16(capsys, folders, tmp_path):
     path = config_file(tmp_path, "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)")
     assert run(capsys, "train", path, "--run-dir", tmp_path / "run", "--steps", 1)[0] == 0
     assert run(capsys, "export", tmp_path / "run", tmp_path / "trained")[0] == 0
     words = ["--out", tmp_path / "out", "--dtype", "bfloat16"]
-    code, _, err = run(capsys, "merge", tmp_path / "run", folders / "a", *words)
-    assert code == 0, err
+    ran(capsys, "merge", tmp_path / "run", folders / "a", *words)
     expected = models.average_params(loaded(tmp_path / "trained", folders / "a"))
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), expected)
     assert_same(loaded(tmp_path / "out")[0], half)
 
 
 @pytest.mark.slow
-def test_checkpoints_of_a_run_are_weighed_by_step_or_loss(capsys, tmp_path):
+def test_checkpoints_of_a_run_are_weighed_by_loss(capsys, tmp_path):
     path = config_file(tmp_path, "checkpoint=dataclasses.replace(config.checkpoint, every=1)")
     run_dir = tmp_path / "run"
     assert run(capsys, "train", path, "--run-dir", run_dir)[0] == 0
@@ -114,9 +113,6 @@ def test_checkpoints_of_a_run_are_weighed_by_step_or_loss(capsys, tmp_path):
         assert run(capsys, "export", run_dir, folder, "--step", step)[0] == 0
         each += loaded(folder)
     names = [f"{run_dir}@{step}" for step in (1, 2)]
-    code, _, err = run(capsys, "merge", *names, "--out", tmp_path / "late", "--by", "step")
-    assert code == 0, err
-    assert_same(loaded(tmp_path / "late")[0], models.average_params(each, [1 / 3, 2 / 3]))
     rows = [json.loads(x) for x in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
     for scale, words in ((-1.0, "needs a loss above 0 at each step"), (1.0, "")):
@@ -147,8 +143,7 @@ def by_commands(capsys, key, names, *more):
     for command in catalog.select(name=key)[0].commands:
         words = [re.sub(r"(\d)00\b", r"\1", word) for word in command.split()[1:]]
         words = [re.sub(r"^[A-Z_]+", lambda m: str(names[m[0]]), word) for word in words]
-        code, _, err = run(capsys, *words, *(more if words[0] == "train" else ()))
-        assert code == 0, err
+        ran(capsys, *words, *(more if words[0] == "train" else ()))
 
 
 def numbers_of(run_dir):
@@ -158,15 +153,14 @@ def numbers_of(run_dir):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:config. the critic of 'ppo_max' trains alone")
-@pytest.mark.parametrize("second", ["b", "a"])
-def test_salsa_is_ppo_towards_a_soup(capsys, folders, tmp_path, with_tokenizers, second):
-    """The soup of a model with itself is the policy that begins; another one is away from it."""
-    names = {"SFT_A": folders / "a", "SFT_B": folders / second, "SOUP": tmp_path / "soup"}
+def test_salsa_is_ppo_towards_a_soup(capsys, folders, tmp_path, with_tokenizers):
+    """Away from which the policy begins."""
+    names = {"SFT_A": folders / "a", "SFT_B": folders / "b", "SOUP": tmp_path / "soup"}
     names["CONFIG"] = config_file(tmp_path, "epochs=1, minibatches=1")
     by_commands(capsys, "salsa_soup_ref", names, "--run-dir", tmp_path / "run", "--steps", 1)
     (row,) = numbers_of(tmp_path / "run")
-    assert (abs(row["ref_kl"]) < 1e-6) == (second == "a")
-    expected = models.average_params(loaded(folders / "a", folders / second))
+    assert abs(row["ref_kl"]) > 1e-6
+    expected = models.average_params(loaded(folders / "a", folders / "b"))
     assert_same(loaded(tmp_path / "soup")[0], expected, rtol=1e-6)
 
 
@@ -213,14 +207,12 @@ def test_wrong_usage_is_one_sentence(capsys, folders, tmp_path, words, message):
 
 def test_what_cannot_be_merged_is_one_sentence(capsys, folders, tmp_path):
     pair, new = [folders / "a", folders / "b"], tmp_path / "new"
-    code, _, err = run(capsys, "merge", *pair, "--out", tmp_path)
-    assert code == 2
-    one_sentence(err, "exists already; name a folder that does not")
+    refused(
+        capsys, ["merge", *pair, "--out", tmp_path], "exists already; name a folder that does not"
+    )
     # Before any model is loaded.
     inside = folders / "a" / "config.json" / "x"
-    code, _, err = run(capsys, "merge", "nowhere", "no", "--out", inside)
-    assert code == 2
-    one_sentence(err, "x' cannot be created: not a directory")
+    refused(capsys, f"merge nowhere no --out {inside}", "x' cannot be created: not a directory")
     code, _, err = run(capsys, "merge", *pair, "--out", new, "--weights", "0.5", "0.6")
     assert code == 2
     one_sentence(err, "average_params: the weights must add up to 1; got 1.1")
@@ -238,10 +230,7 @@ def test_models_of_other_lengths_are_merged_but_not_of_other_windows(capsys, fol
     module, params, _ = model()
     longer = dataclasses.replace(module.config, max_length=2 * module.config.max_length)
     save_safetensors(params, tmp_path / "longer", config=longer)
-    code, _, err = run(
-        capsys, "merge", tmp_path / "longer", folders / "a", "--out", tmp_path / "out"
-    )
-    assert code == 0, err
+    ran(capsys, "merge", tmp_path / "longer", folders / "a", "--out", tmp_path / "out")
     assert load_model(tmp_path / "out")[0].config == longer
     window = dataclasses.replace(module.config, layers=(models.LayerKind(window=8),))
     with pytest.raises(UsageError, match=r"architectures: layers\[0\] is .*window=8.*window=None"):

@@ -168,6 +168,7 @@ def test_a_preset_of_evolution_is_a_recipe_of_the_example_config(capsys, name):
     assert f"remat has no effect with '{name}', which has no backward pass" in text
 
 
+@pytest.mark.slow
 def test_a_preset_of_evolution_by_name_trains(capsys, tmp_path):
     path, run_dir = config_file(tmp_path), tmp_path / "run"
     words = ["--run-dir", run_dir, "--recipe", "eggroll", "--remat", "full", "--steps", "1"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rows import for_each
-from test_cli import config_file, one_sentence, run
+from test_cli import config_file, one_sentence, refused, run
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.train import TrainConfig
@@ -82,24 +82,6 @@ def test_a_named_configuration_trains_and_is_recorded(capsys, path):
     assert (config.steps, config.optimizer.learning_rate) == (1, 3e-3)
 
 
-@pytest.mark.slow
-def test_a_named_run_is_evaluated_sampled_and_continued(capsys, path):
-    named = f"{path}:short"
-    assert run(capsys, "train", named, "--optimizer.learning-rate", "3e-3")[0] == 0
-    after = json.loads(Path("runs/short/metrics.jsonl").read_text().splitlines()[-1])["held_out"]
-    code, out, err = run(capsys, "evaluate", "runs/short", "--json")
-    assert code == 0 and json.loads(out) == after, err
-    code, out, err = run(capsys, "sample", "runs/short", "one", "--max-new-tokens", "2")
-    assert code == 0, err
-    more = ["--optimizer.learning-rate", "3e-3", "--steps", "2", "--resume"]
-    code, out, err = run(capsys, "train", named, *more)
-    assert code == 0 and "The checkpoint of step 2" in out, err
-    assert json.loads(Path("runs/short/run.json").read_text())["config"] == named
-    # Before training, it is the configuration of the file.
-    code, out, err = run(capsys, "evaluate", named, "--limit", "1")
-    assert code == 0 and "1 held-out" in out, err
-
-
 @for_each("command", ["train", "evaluate"])
 @for_each(
     ("name", "parts"),
@@ -109,9 +91,9 @@ def test_a_named_run_is_evaluated_sampled_and_continued(capsys, path):
     ],
 )
 def test_a_name_that_is_no_configuration(capsys, path, command, name, parts):
-    code, _, err = run(capsys, command, f"{path}:{name}")
-    assert code == 2
-    one_sentence(err, *parts, f"There is `config`, `short`: {path}:config")
+    refused(
+        capsys, f"{command} {path}:{name}", *parts, f"There is `config`, `short`: {path}:config"
+    )
 
 
 def test_a_file_without_any_configuration(capsys, path):
@@ -120,11 +102,6 @@ def test_a_file_without_any_configuration(capsys, path):
     assert code == 2
     one_sentence(err, "empty.py", "it does not define `short`.")
     assert "There is" not in err
-
-
-def test_help_of_a_named_configuration(capsys, path):
-    code, out, _ = run(capsys, "train", f"{path}:short", "--help")
-    assert code == 0 and "(default: runs/short)" in " ".join(out.split())
 
 
 def test_the_quickstart_of_evolution_has_both_methods():

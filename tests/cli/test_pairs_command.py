@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli import one_sentence, run
+from test_cli import ran, refused, run
 
 from jaxrl_llm.cli import pairs
 from jaxrl_llm.cli.options import load_target
@@ -82,8 +82,7 @@ def rows_of(path):
 @pytest.mark.slow
 def test_the_file_is_right_over_wrong_and_a_run_learns_from_it(capsys, here):
     words = ("pairs", "task.py", "--samples", 12, "--pairs", 2, "--seed", 1)
-    code, out, err = run(capsys, *words, "--out", "pairs.jsonl")
-    assert code == 0, err
+    out = ran(capsys, *words, "--out", "pairs.jsonl")
     rows = rows_of("pairs.jsonl")
     assert f"pairs.jsonl holds {len(rows)} pairs." in out and len(rows) >= 4
     config, _ = load_target("task.py")
@@ -129,13 +128,10 @@ def test_pairs_are_not_ranked_by_another_reference_than_that_of_the_run(capsys, 
     Path("scale.txt").write_text("0.5")
     assert run(capsys, "train", "task.py:compared")[0] == 0
     last = rows_of("run/metrics.jsonl")[-1]["held_out"]["pairs"]
-    code, out, err = run(capsys, "evaluate", "run", "--json")
-    assert code == 0, err
+    out = ran(capsys, "evaluate", "run", "--json")
     assert json.loads(out.splitlines()[-1])["pairs"]["mean"] == last["mean"]
     Path("scale.txt").write_text("2")
-    code, _, err = run(capsys, "evaluate", "run")
-    assert code == 2
-    one_sentence(err, "was made with another reference")
+    refused(capsys, "evaluate run", "was made with another reference")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RewardError("no")])
@@ -164,9 +160,7 @@ def test_what_cannot_make_pairs_is_one_sentence(capsys, here):
         (("task.py", "--out", "a.jsonl", "--best"), "--best has no effect on 'task.py'"),
         (("task.py:sets", "--out", "task.py/a.jsonl"), "cannot be created: not a directory"),
     ):
-        code, _, err = run(capsys, "pairs", *words)
-        assert code == 2
-        one_sentence(err, part)
+        refused(capsys, ["pairs", *words], part)
     for words, part in (
         (("--out", "a.json"), "--out must end in .jsonl"),
         (("--out", "a.jsonl", "--samples", 1), "--samples must be at least 2"),

@@ -1,6 +1,8 @@
+"""`jaxrl-llm report`: the page of a run, on demand."""
+
 import json
 
-from test_cli import config_file, one_sentence, run
+from test_cli import config_file, one_sentence, refused, run
 
 ROW = {"reward": 0.5, "seconds_total": 1.0, "seconds_train": 1.0}
 
@@ -37,9 +39,7 @@ def test_reports_of_runs_that_failed_and_that_were_configured_by_options(capsys,
         err.replace("│", " ").split()
     )
     options = ["--report.sinks", "tensorboard", "--report.peak-flops", "1e12"]
-    code, _, err = run(capsys, "train", path, "--run-dir", folder, *options)
-    assert code == 1
-    one_sentence(err, "gave None")
+    refused(capsys, ["train", path, "--run-dir", folder, *options], "gave None", code=1)
     assert list((folder / "tensorboard").iterdir())
     page = (folder / "report.html").read_text()
     assert "Failed after 0 of 2 steps: RewardError: " in page and "No step is finished" in page

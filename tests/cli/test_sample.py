@@ -96,17 +96,6 @@ def test_a_file_streams_through_slots_into_jsonl(capsys):
             np.testing.assert_allclose(row[name], getattr(rollout, name)[i, k][mask].sum(), 1e-4)
 
 
-@pytest.mark.of_many
-@pytest.mark.parametrize("changes", [("--slots", 1), ("--slots", 3), ("--n", 1)])
-def test_the_same_seed_gives_the_same_text_in_any_slots(capsys, changes):
-    many, _ = run(capsys, "--file", "prompts.txt", "--n", 2, "--slots", 4, "--json")
-    others, _ = run(capsys, "--file", "prompts.txt", "--n", 2, "--json", *changes)
-    many, others = (by_place(map(json.loads, out.splitlines())) for out in (many, others))
-    assert len(others) in (6, 12)
-    for place, row in others.items():
-        assert row["completion"] == many[place]["completion"]
-
-
 def test_text_and_json_come_in_the_order_of_the_prompts(capsys):
     out, _ = run(capsys, *PROMPTS[:3], "--temperature", 0)
     assert [line for line in out.splitlines() if line in {f"# {p}" for p in PROMPTS}] == [
@@ -222,10 +211,7 @@ def test_siblings_that_ended_before_ctrl_c_are_kept(capsys, monkeypatch):
 
 
 def test_ctrl_c_without_a_file_says_what_is_lost(capsys, monkeypatch):
-    def stepping(self):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sample.Timed, "step", stepping)
+    fails_at(monkeypatch, sample.Timed, "step", 1, KeyboardInterrupt)
     _, err = run(capsys, "one", "three", code=130)
     assert "Stopped: 0 of 2 prompts are done; --out FILE would keep them." in err
 
@@ -286,10 +272,15 @@ def test_a_model_of_another_dtype_is_another_run(capsys):
     assert exact["run"] != coarse["run"] and exact["model_logp"] != coarse["model_logp"]
 
 
-def test_numbers_that_are_none_fail_with_their_prompt(capsys, monkeypatch):
+def break_numbers(patch):
+    """The model of a name has NaN in all its parameters."""
     model, params = tiny()
     broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
-    monkeypatch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: (model, broken))
+    patch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: (model, broken))
+
+
+def test_numbers_that_are_none_fail_with_their_prompt(capsys, monkeypatch):
+    break_numbers(monkeypatch)
     out, err = run(capsys, "one", "three", "--json", code=1)
     assert [json.loads(line)["finish"] for line in out.splitlines()] == ["failed"] * 2
     assert "Failed with non-finite logits of the model: prompt 0, 1 (from 0)." in err
@@ -298,10 +289,8 @@ def test_numbers_that_are_none_fail_with_their_prompt(capsys, monkeypatch):
 def test_failed_completions_are_sampled_again(capsys, monkeypatch):
     options = ("one", "three", "--out", "out.jsonl")
     run(capsys, *options, "--seed", 9)
-    model, params = tiny()
-    broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     with monkeypatch.context() as patch:
-        patch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: (model, broken))
+        break_numbers(patch)
         run(capsys, *options, code=1)
         _, err = run(capsys, *options, code=1)
     assert "Sampling failed completions again: 2." in err
@@ -402,11 +391,7 @@ def test_wrong_usage(capsys, arguments, part):
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt"', "Line 2 of 'a.jsonl' is not JSON"),
         ("a.jsonl", b'\n"x"', "Line 2 of 'a.jsonl' must be a JSON object whose field 'prompt'"),
         ("a.jsonl", b'{"text": "x"}', "must be a JSON object whose field 'prompt' is a text"),
-        (
-            "a.jsonl",
-            b'{"prompt": "x", "sample": 1}',
-            "has a field 'sample', which its completions have too",
-        ),
+        ("a.jsonl", b'{"prompt": "x", "sample": 1}', "has a field 'sample', which its completions"),
         ("nowhere.txt", None, "'nowhere.txt' cannot be read: No such file"),
     ],
 )
@@ -454,16 +439,22 @@ def test_a_line_that_the_file_holds_is_not_answered_again(capsys, monkeypatch):
     assert len(rows_of("out.jsonl")) == 1
 
 
+def fails_at(monkeypatch, kind, name, number, error):
+    """A call of a method fails before it does anything; returns the list of its calls."""
+    method, calls = getattr(kind, name), []
+
+    def failing(self, *arguments, **options):
+        calls.append(options)
+        if len(calls) == number:
+            raise error
+        return method(self, *arguments, **options)
+
+    monkeypatch.setattr(kind, name, failing)
+    return calls
+
+
 def test_a_line_that_needs_too_many_slots_does_not_end_the_others(capsys, monkeypatch):
-    make, made = sample.Job.generation, []
-
-    def generation(self, **sizes):
-        made.append(sizes)
-        if len(made) == 2:
-            raise UsageError("there is no room")
-        return make(self, **sizes)
-
-    monkeypatch.setattr(sample.Job, "generation", generation)
+    made = fails_at(monkeypatch, sample.Job, "generation", 2, UsageError("there is no room"))
     monkeypatch.setattr(sys, "stdin", Terminal(f"one\n{'y' * 90}\nthree\n"))
     out, err = run(capsys, "--json")
     assert "there is no room" in err and len(made) == 3
@@ -497,15 +488,7 @@ def test_a_completion_ends_where_the_template_ends_a_turn(capsys, monkeypatch):
 
 
 def test_ctrl_c_at_a_terminal_ends_the_answer_only(capsys, monkeypatch):
-    step, seen = sample.Timed.step, []
-
-    def stepping(self):
-        seen.append(1)
-        if len(seen) == 1:
-            raise KeyboardInterrupt
-        step(self)
-
-    monkeypatch.setattr(sample.Timed, "step", stepping)
+    fails_at(monkeypatch, sample.Timed, "step", 1, KeyboardInterrupt)
     monkeypatch.setattr(sys, "stdin", Terminal("one\nthree\n"))
     run(capsys, "--temperature", 0, "--out", "out.jsonl")
     assert [row["prompt"] for row in rows_of("out.jsonl")] == ["three"]

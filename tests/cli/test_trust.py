@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rows import for_each
-from test_cli import config_file, one_sentence, run
+from test_cli import config_file, one_sentence, refused, run
 
 from jaxrl_llm.cli import UsageError, options, trust
 
@@ -91,12 +91,10 @@ def test_the_copy_of_a_config_finds_what_lies_beside_the_original(tmp_path, monk
 
 def test_trust_without_a_run_has_no_effect(capsys, tmp_path):
     path = config_file(tmp_path)
-    code, _, err = run(capsys, "evaluate", path, "--trust")
-    assert code == 2
-    one_sentence(err, "--trust has no effect on", "which is not a run")
-    code, _, err = run(capsys, "merge", "a", "b", "--out", tmp_path / "out", "--trust")
-    assert code == 2
-    one_sentence(err, "--trust has no effect without a run")
+    refused(capsys, f"evaluate {path} --trust", "--trust has no effect on", "which is not a run")
+    refused(
+        capsys, f"merge a b --out {tmp_path / 'out'} --trust", "--trust has no effect without a run"
+    )
 
 
 def test_a_model_folder_is_data(tmp_path, folder):

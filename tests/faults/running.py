@@ -26,19 +26,14 @@ without_plot()
 """
 
 
-def slow(*values):
-    """A case that runs with the slow tests."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-def start(folder, text, *options):
+def start(folder, text, *options, command=COMMAND):
     """A process that trains; what it says goes to the files out and err."""
     (folder / "config_of_run.py").write_text(HEAD + text)
     places = [str(ROOT), str(ROOT / "tests" / "train")]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(places), JAX_PLATFORMS="cpu")
     # Of the tests' cache of programs, which other processes write as well.
     environment["PYTHONWARNINGS"] = "ignore:Error writing persistent compilation cache entry"
-    command = [sys.executable, "-c", COMMAND, "train", str(folder / "config_of_run.py")]
+    command = [sys.executable, "-c", command, "train", str(folder / "config_of_run.py")]
     command += ["--run-dir", str(folder / "run"), *options]
     with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
         return subprocess.Popen(command, env=environment, stdout=out, stderr=err)

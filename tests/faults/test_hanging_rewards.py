@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from running import FAR, finish, slow, start, wait_for
+from running import FAR, finish, start, wait_for
 
 NOTICE = "Stopping after this step; a second Ctrl-C stops at once."
 
@@ -32,17 +32,17 @@ config = dataclasses.replace(
 
 HELD = """
 watchdog.HELD_SECONDS = 1.0
+HOLDS = "--resume" not in sys.argv
 
 def reward(prompt, completion, metadata):
     calls.append(prompt)
-    if len(calls) == 2 * 8 + 3 and not (RUN / "held").exists():  # of the third batch
-        (RUN / "held").touch()
+    if len(calls) == 8 + 3 and HOLDS:  # of the second batch
         print("hangs", flush=True)
         re.match("(a+)+b", "a" * 60)  # takes years
     return low_bytes(prompt, completion, metadata)
 
 config = dataclasses.replace(
-    CONFIG, reward=reward, reward_deadline={deadline}, checkpoint=CheckpointConfig(every=1), steps=4
+    CONFIG, reward=reward, reward_deadline={deadline}, checkpoint=CheckpointConfig(every=1), steps=3
 )
 """
 
@@ -55,15 +55,15 @@ watchdog.HELD_SECONDS = 1.0
 class Played(NumberGuess):
     def reset(self, task, seed):
         calls.append("reset")
-        return self.hold("reset", 6) or super().reset(task, seed)
+        return self.hold("reset") or super().reset(task, seed)
 
     def step(self, state, action):
         calls.append("step")
-        return self.hold("step", 20) or super().step(state, action)
+        return self.hold("step") or super().step(state, action)
 
-    def hold(self, name, number):
-        if name == "{call}" and calls.count(name) == number and not (RUN / "held").exists():
-            (RUN / "held").touch()
+    def hold(self, name):
+        held = ("reset", 6) if "--resume" in sys.argv else ("step", 20)
+        if (name, calls.count(name)) == held:
             re.match("(a+)+b", "a" * 60)  # takes years
 
 config = dataclasses.replace(
@@ -80,10 +80,7 @@ config = dataclasses.replace(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("slots", "batch", "staleness"),
-    [(4, True, 0), slow(4, False, 0), slow(None, False, 1)],
-)
+@pytest.mark.parametrize(("slots", "batch", "staleness"), [(4, True, 0), (None, False, 1)])
 def test_a_second_ctrl_c_ends_a_run_whose_reward_hangs(tmp_path, slots, batch, staleness):
     text = HANGING
     for name, value in {"slots": slots, "batch": batch, "staleness": staleness}.items():
@@ -98,8 +95,15 @@ def test_a_second_ctrl_c_ends_a_run_whose_reward_hangs(tmp_path, slots, batch, s
     assert lines[-2:] == [NOTICE, "jaxrl-llm: stopped; checkpoints that were saved remain."]
 
 
+def told_of(lines):
+    (line,) = [line for line in lines if "holds the interpreter" in line]
+    assert "--resume" in line
+    return line
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs processes of Unix")
-@pytest.mark.parametrize("deadline", [slow(2.0), slow(3600.0)])
+@pytest.mark.parametrize("deadline", [2.0, 3600.0])
 def test_a_reward_that_holds_the_interpreter_ends_the_run_which_then_goes_on(tmp_path, deadline):
     text = HELD.replace("{deadline}", str(deadline))
     process = start(tmp_path, text)
@@ -111,21 +115,19 @@ def test_a_reward_that_holds_the_interpreter_ends_the_run_which_then_goes_on(tmp
             time.sleep(1.0)
     code, _, lines = finish(process, tmp_path)
     assert code == -signal.SIGKILL, lines
-    (line,) = [line for line in lines if "holds the interpreter" in line]
     what = "stopped" if deadline == 3600 else "error"
     told = f"jaxrl-llm: {what}: Reward reward holds the interpreter on prompt 2 (id "
-    assert line.startswith(told) and "--resume" in line
-    code, out, lines = finish(start(tmp_path, text, "--resume"), tmp_path)
-    assert code == 0 and "The checkpoint of step 4" in out, lines
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs processes of Unix")
-@pytest.mark.parametrize("call", [slow("step"), slow("reset")])
-def test_an_environment_that_holds_the_interpreter_ends_the_run_which_then_goes_on(tmp_path, call):
-    text = STEPPED.replace("{call}", call)
-    code, _, lines = finish(start(tmp_path, text), tmp_path)
-    assert code == -signal.SIGKILL, lines
-    (line,) = [line for line in lines if "holds the interpreter" in line]
-    assert line.startswith(f"jaxrl-llm: error: Played.{call} of prompt ") and "--resume" in line
+    assert told_of(lines).startswith(told)
+    if deadline == 3600:
+        return
     code, out, lines = finish(start(tmp_path, text, "--resume"), tmp_path)
     assert code == 0 and "The checkpoint of step 3" in out, lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="needs processes of Unix")
+def test_an_environment_that_holds_the_interpreter_ends_the_run(tmp_path):
+    for call, words in (("step", ()), ("reset", ("--resume",))):
+        code, _, lines = finish(start(tmp_path, STEPPED, *words), tmp_path)
+        assert code == -signal.SIGKILL, lines
+        assert told_of(lines).startswith(f"jaxrl-llm: error: Played.{call} of prompt ")

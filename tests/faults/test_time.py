@@ -21,12 +21,6 @@ def told(run_dir):
     return metrics, read_jsonl(run_dir / "samples.jsonl")
 
 
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    return train(tiny_run(folder)).state, told(folder)
-
-
 def test_a_clock_that_jumps_changes_nothing(whole_run, tmp_path, monkeypatch):
     """The time of day is years ahead in steps 1 to 3, and years behind from there on."""
     calls, now, given = [], time.time, tiny_run("unused").reward
@@ -39,8 +33,8 @@ def test_a_clock_that_jumps_changes_nothing(whole_run, tmp_path, monkeypatch):
     options = {"checkpoint": CheckpointConfig(every=3), "reward": reward}
     train(tiny_run(tmp_path, **options, steps=4))
     done = train(tiny_run(tmp_path, **options), resume=True)
-    assert_same(done.state, whole_run[0])
-    assert told(tmp_path) == whole_run[1]
+    assert_same(done.state, whole_run.state)
+    assert told(tmp_path) == told(whole_run.run_dir)
     assert len(calls) == 6 * 8
 
 
@@ -58,8 +52,8 @@ def slow(share):
 
 def test_slow_rewards_change_nothing(whole_run, tmp_path):
     done = train(tiny_run(tmp_path, reward=slow(0.2), checkpoint=CheckpointConfig(every=1)))
-    assert_same(done.state, whole_run[0])
-    assert told(tmp_path) == whole_run[1]
+    assert_same(done.state, whole_run.state)
+    assert told(tmp_path) == told(whole_run.run_dir)
 
 
 @pytest.mark.slow
@@ -67,7 +61,7 @@ def test_slow_rewards_lose_no_question_of_those_sampled_ahead(whole_run, tmp_pat
     options = {"asynchrony": AsyncConfig(max_staleness=2), "checkpoint": CheckpointConfig(every=1)}
     train(tiny_run(tmp_path, reward=slow(0.5), **options))
     prompts = [(row["step"], row["prompt"]) for row in told(tmp_path)[1]]
-    assert prompts == [(row["step"], row["prompt"]) for row in whole_run[1][1]]
+    assert prompts == [(row["step"], row["prompt"]) for row in told(whole_run.run_dir)[1]]
 
 
 @pytest.mark.slow
@@ -83,7 +77,7 @@ def test_a_slow_disk_changes_nothing(whole_run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(record, "write_record", slowly)
     done = train(tiny_run(tmp_path, checkpoint=CheckpointConfig(every=1)))
-    assert_same(done.state, whole_run[0])
-    assert told(tmp_path) == whole_run[1]
+    assert_same(done.state, whole_run.state)
+    assert told(tmp_path) == told(whole_run.run_dir)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step_00000005", "step_00000006"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from models.forwards import logits_of, scores_of
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -21,7 +22,6 @@ from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.models.sharding import on_mesh, shard
 from jaxrl_llm.testing import tiny_config, tiny_model
 from jaxrl_llm.train.mesh import make_mesh
-from jaxrl_llm.train.score import score
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 KINDS = {
@@ -69,12 +69,7 @@ def by_hand(experts, state, x, given=None):
 
 @pytest.mark.parametrize(
     ("name", "replayed"),
-    [
-        ("plain", True),
-        ("clamped", False),
-        pytest.param("plain", False, marks=pytest.mark.slow),
-        pytest.param("clamped", True, marks=pytest.mark.slow),
-    ],
+    [("plain", True), ("clamped", False)],
 )
 def test_a_token_is_the_weighted_sum_of_its_experts(name, replayed):
     experts, given = KINDS[name], None
@@ -133,8 +128,9 @@ def test_tokens_that_all_choose_one_expert():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [4, 3])  # the axis divides 4 rows, and has none of 3 to exchange
-@pytest.mark.parametrize("first", [None, 5])  # what the router chooses; all the experts of a device
+# What the router chooses, of 4 rows that the axis divides, and all the experts of one device, of 3
+# rows, none of which is exchanged.
+@pytest.mark.parametrize(("first", "rows"), [(None, 4), (5, 3)])
 def test_devices_of_experts_take_all_tokens_that_choose_theirs(first, rows):
     experts = ExpertsConfig(count=8, active=2, width=6, bias=True, limit=0.5)
     apply, state = mixture_of(experts)
@@ -221,13 +217,6 @@ def small():
     return tiny_model(num_layers=2, experts=experts, layers=kinds, sinks=True, output_bias=True)
 
 
-def logits_of(model, params, tokens, delta=None):
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1]), tokens.shape)
-    context = jr.models.AttentionContext(mask=jnp.ones(tokens.shape, bool))
-    hidden, _ = model.apply(params, tokens, positions, context, delta=delta)
-    return hidden @ model.output_matrix(params).T
-
-
 TOKENS = np.arange(48, dtype=np.int32).reshape(2, 2, 12)
 
 
@@ -248,8 +237,7 @@ def test_an_adapter_of_experts_equals_the_merged_model(small):
     prompts = TOKENS[:, 0]
     sample = jr.rollout.make_sampler(policy, max_new_tokens=6, group_size=2)
     rollout = sample(adapted, jax.random.key(0), prompts.tolist())
-    fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
-    logp, _ = jax.jit(partial(score, policy))(adapted, *fields)
+    logp = scores_of(policy, adapted, rollout)
     np.testing.assert_allclose(rollout.behavior_logp, logp, atol=2e-5)
 
 
@@ -296,36 +284,13 @@ def test_evolution_perturbs_each_expert(small, population):
     made = delta(members, rank=2)
     a, b, scale = made["layers"]["1"]["mlp"]["experts"]["down"]
     assert (a.shape, b.shape, scale.shape) == ((2, 2, 4, 16, 2), (2, 2, 4, 2, 32), (2, 2, 1, 1))
-    logits = logits_of(model, params, TOKENS, made)
+    logits = logits_of(model, params, TOKENS, delta=made)
     assert np.abs(logits - logits_of(model, params, TOKENS)).max() > 0.1
     for member in range(4):
         one = jr.evolution.perturb(params, classes, jax.random.key(0), 0, member, sigma=0.1, rank=2)
         assert not np.allclose(*one["layers"]["1"]["mlp"]["experts"]["up"]["kernel"][:2])
         row = divmod(member, 2)
         np.testing.assert_allclose(logits[row], logits_of(model, one, TOKENS)[row], atol=2e-5)
-
-
-@pytest.mark.slow
-def test_noise_of_one_expert_reaches_the_tokens_that_chose_it(small, population):
-    model, params = small
-    _, delta, members = population
-    entry = delta(members)["layers"]["1"]["mlp"]["experts"]
-
-    def changed(keep):
-        """Which tokens change when some experts alone have noise."""
-        some = jax.tree.map(lambda x: x * keep[:, None, None] if x.ndim == 5 else x, entry)
-        some = {"layers": {"1": {"mlp": {"experts": some}}}}
-        both = (logits_of(model, params, TOKENS, x) for x in (some, None))
-        return np.abs(np.subtract(*both)).max(axis=-1) > 0
-
-    context = jr.models.AttentionContext(mask=jnp.ones(TOKENS.shape, bool))
-    positions = jnp.broadcast_to(jnp.arange(12), TOKENS.shape)
-    *_, chosen = model.apply_routed(params, TOKENS, positions, context)
-    for expert in range(4):
-        took = (chosen[:, :, :, 0] == expert + 1).any(axis=-1)
-        assert took.any() and not took.all()
-        # The layer is the last one, so that no token reads another's change.
-        np.testing.assert_array_equal(changed(jnp.arange(4) == expert), took)
 
 
 @pytest.mark.slow
@@ -349,24 +314,13 @@ def test_the_gradient_of_experts_is_the_sum_of_their_noise(small, population):
 
 
 @pytest.mark.slow
-def test_a_population_of_a_mixture_is_sampled(small, population):
-    """The sampler's log-probabilities are those of each member's own weights."""
-    model, params = small
-    classes, delta, _ = population
-    prompts = TOKENS[:, 0, :5].tolist()
-    sample = jr.rollout.make_population_sampler(model, max_new_tokens=4, temperature=1.0)
-    rollout = sample(params, delta(np.arange(4), share_pairs=True), jax.random.key(1), prompts)
-    fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
-    for member in range(4):
-        one = jr.evolution.perturb(params, classes, jax.random.key(0), 0, member, sigma=0.1)
-        logp, _ = score(model, one, *fields)
-        np.testing.assert_allclose(rollout.behavior_logp[:, member], logp[:, member], atol=2e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize(
-    "sizes", [{"data": 2, "tensor": 2}, {"expert": 2, "tensor": 2}, {"data": 2, "context": 2}]
+    ("sizes", "pairs"),
+    [
+        ({"data": 2, "tensor": 2}, True),
+        ({"expert": 2, "tensor": 2}, True),
+        ({"data": 2, "context": 2}, False),
+    ],
 )
 def test_noise_of_experts_on_a_mesh(small, population, sizes, pairs):
     model, params = small
@@ -375,8 +329,8 @@ def test_noise_of_experts_on_a_mesh(small, population, sizes, pairs):
     made = jax.tree.map(lambda x: x[:, None], delta(np.arange(4), share_pairs=pairs))
     mesh = make_mesh(**sizes, devices=jax.devices()[:4])
     placed = shard(params, param_shardings(params, mesh, model.sharding_rules))
-    logits = jax.jit(on_mesh(lambda p, d: logits_of(model, p, tokens, d), mesh))(placed, made)
-    np.testing.assert_allclose(logits, logits_of(model, params, tokens, made), atol=2e-5)
+    logits = jax.jit(on_mesh(lambda p, d: logits_of(model, p, tokens, delta=d), mesh))(placed, made)
+    np.testing.assert_allclose(logits, logits_of(model, params, tokens, delta=made), atol=2e-5)
 
 
 @for_each(
@@ -408,7 +362,7 @@ def test_a_delta_of_experts_of_another_form_is_refused(small, leading):
     entry = (a, b, 1.0) if leading else (a, b, 1.0, jnp.zeros((1, 16)))
     delta = {"layers": {"1": {"mlp": {"experts": {"up": entry}}}}}
     with pytest.raises(ValueError, match="delta 'layers/1/mlp/experts/up' must be .* for all rows"):
-        logits_of(model, params, TOKENS, delta)
+        logits_of(model, params, TOKENS, delta=delta)
 
 
 @pytest.mark.slow

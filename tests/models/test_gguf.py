@@ -189,33 +189,24 @@ BIAS = {"model.layers.0.mlp.gate_proj.bias": np.ones(48, np.float32)}
 NARROW = {"model.layers.0.mlp.down_proj.weight": np.ones((32, 40), np.float32)}
 
 
+DIVISORS = {"rope_freqs.weight": np.ones(4, np.float32)}
+
+
+def extra(key, value):
+    return {"extra": {f"llama.{key}": value}}
+
+
 @for_each(
     ("tensors", "options", "words"),
     [
         ({Q: None}, {}, r"m\.gguf lacks the tensor blk\.1\.attn_q\.weight"),
         ({EMBEDDING: None}, {}, r"lacks the tensor token_embd\.weight"),
         (BIAS, {}, r"blk\.0\.ffn_gate\.bias.*no place"),
-        (
-            NARROW,
-            {},
-            r"blk\.0\.ffn_down\.weight of .*m\.gguf has shape \(32, 40\), .* \(32, 48\)",
-        ),
-        ({}, {"extra": {"llama.rope.scaling.type": "yarn"}}, "'yarn' rope scaling"),
-        (
-            {"rope_freqs.weight": np.ones(4, np.float32)},
-            {"extra": {"llama.rope.scaling.factor": 4.0}},
-            r"linear rope scaling by 4\.0 beside the scaling of the tensor rope_freqs",
-        ),
-        (
-            {},
-            {"extra": {"llama.attention.sliding_window": 16}},
-            "sliding-window attention over 16",
-        ),
-        (
-            {},
-            {"extra": {"llama.rope.dimension_count": 4}},
-            r"rope\.dimension_count .* is 4, .* 8",
-        ),
+        (NARROW, {}, r"blk\.0\.ffn_down\.weight .*m\.gguf has shape \(32, 40\), .* \(32, 48\)"),
+        ({}, extra("rope.scaling.type", "yarn"), "'yarn' rope scaling"),
+        (DIVISORS, extra("rope.scaling.factor", 4.0), r"scaling by 4\.0 beside .* rope_freqs"),
+        ({}, extra("attention.sliding_window", 16), "sliding-window attention over 16"),
+        ({}, extra("rope.dimension_count", 4), r"rope\.dimension_count .* is 4, .* 8"),
         ({}, {"metadata": False}, r"m\.gguf lacks the metadata 'llama\."),
     ],
 )

@@ -16,10 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm.models import loading
 from jaxrl_llm.models.loading import (
-    check_source,
     load_model,
     load_params,
-    parameter_table,
     read_config,
 )
 from jaxrl_llm.models.names import resolve
@@ -281,11 +279,3 @@ def test_broken_config(folder):
             load_model(folder)
     with pytest.raises(FileNotFoundError, match="none"):
         read_json(folder / "none")
-
-
-def test_table_against_a_source(folder):
-    model, _ = load_model(folder)
-    source = SafetensorsFolder(folder)
-    check_source(source, parameter_table(model.config))
-    table = parameter_table(model.config)
-    assert len(table) == len(source.names())

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bad_calls import bad_calls, raises
 from rows import for_each
 
 from jaxrl_llm.models import (
@@ -230,47 +231,28 @@ def test_an_adapter_of_another_rank_is_not_merged():
             merge_lora(Adapted(base, adapter), wide)
 
 
-OTHER = {name: A[name] for name in ("head", "count")}
+OTHER, TURNED = {name: A[name] for name in ("head", "count")}, {**A, "layers": [jnp.zeros((3, 2))]}
+RANK_3 = {"q": {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 4))}}
+BAD = """
+ValueError:
+average_params([])  # the trees must be at least one; got none
+average_params([A, B], [0.2, 0.3, 0.5])  # 2 trees need 2 weights; got 3
+average_params([A, B], [0.4, 0.5])  # the weights must add up to 1; got 0.9
+average_params([A, B, OTHER])  # the same structure; 'layers/0' is only in the first
+slerp(A, TURNED, t=0.5)  # same shapes; layers/0 has \\(2, 3\\) and \\(3, 2\\)
+task_arithmetic(OTHER, [A])  # base and vectors must have the same structure
+task_arithmetic(A, [A], scale=(1, 2))  # 1 vectors need as many scales; got 2
+ties_merge(A, [B], density=0.0)  # density must be in \\(0, 1\\]; got 0
+dare(jax.random.key(0), A, drop=1.0)  # !dare: drop must be in \\[0, 1\\); got 1
+model_stock(A, [B])  # there must be at least two models; got 1
+metric_weights(jnp.ones(2), power=-1.0)  # power must not be negative
+average_lora([RANK_3], config=LoRAConfig(rank=2))  # has rank 2, but an adapter has rank 3
+"""
 
 
-@for_each(
-    ("message", "call"),
-    {
-        "average_params: the trees must be at least one; got none": lambda: average_params([]),
-        "average_params: 2 trees need 2 weights; got 3": lambda: average_params(
-            [A, B], [0.2, 0.3, 0.5]
-        ),
-        "average_params: the weights must add up to 1; got 0.9": lambda: average_params(
-            [A, B], [0.4, 0.5]
-        ),
-        "average_params: the trees must have the same structure; 'layers/0' is only in the first": (
-            lambda: average_params([A, B, OTHER])
-        ),
-        r"slerp: .*same shapes; layers/0 has \(2, 3\) and \(3, 2\)": lambda: slerp(
-            A, {**A, "layers": [jnp.zeros((3, 2))]}, t=0.5
-        ),
-        "task_arithmetic: base and vectors must have the same structure": lambda: task_arithmetic(
-            OTHER, [A]
-        ),
-        "task_arithmetic: 1 vectors need as many scales; got 2": lambda: task_arithmetic(
-            A, [A], scale=(1, 2)
-        ),
-        r"ties_merge: density must be in \(0, 1\]; got 0": lambda: ties_merge(A, [B], density=0.0),
-        r"dare: drop must be in \[0, 1\); got 1": lambda: dare(jax.random.key(0), A, drop=1.0),
-        "model_stock: there must be at least two models; got 1": lambda: model_stock(A, [B]),
-        "metric_weights: power must not be negative": lambda: metric_weights(
-            jnp.ones(2), power=-1.0
-        ),
-        "average_lora: the configuration has rank 2, but an adapter has rank 3": lambda: (
-            average_lora(
-                [{"q": {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 4))}}], config=LoRAConfig(rank=2)
-            )
-        ),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
+@for_each(("error", "call", "message"), bad_calls(BAD))
+def test_bad_values_are_named(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_trees_of_other_containers_are_refused():

@@ -1,30 +1,23 @@
 """A model that draws each token from the mixture of two."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.forwards import logits_of
 
 import jaxrl_llm as jr
-from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.testing import tiny_model
 
 WEIGHT = 0.2
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def full_logits(model, params, row):
-    context = jr.models.AttentionContext(jnp.ones((1, 1, len(row)), bool))
-    positions = jnp.arange(len(row))[None, None]
-    hidden, _ = model.apply(params, row[None, None], positions, context)
-    return soft_cap(hidden[0, 0] @ model.output_matrix(params).T, model.logit_cap)
+full_logits = jax.jit(logits_of, static_argnums=0)
 
 
 def log_probs(model, params, row):
     """Of all tokens after each place of a row, by the full logits in float64."""
-    logits = np.asarray(full_logits(model, params, np.asarray(row)), np.float64)
+    logits = np.asarray(full_logits(model, params, np.asarray(row)[None, None])[0, 0], np.float64)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 

@@ -200,11 +200,7 @@ def of_transport(name):
 @for_each(
     ("failure", "error", "words"),
     [
-        (
-            answer(401, RepositoryNotFoundError),
-            FileNotFoundError,
-            "no Hugging Face repository 'owner/name', or it is private: log in with access to it$",
-        ),
+        (answer(401, RepositoryNotFoundError), FileNotFoundError, "no Hugging Face repository"),
         (answer(403, GatedRepoError), PermissionError, "'owner/name' needs a login that has acce"),
         (answer(401), PermissionError, r"denies access to .*'owner/name' \(HTTP status 401\)"),
         (not_local(answer(403)), PermissionError, r"denies access .* \(HTTP status 403\)"),

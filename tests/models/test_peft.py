@@ -56,62 +56,38 @@ def test_a_shared_expert_is_named_in_full_and_its_gate_has_no_adapter(tmp_path):
     assert len(names) == 3 and all("shared_expert." in name for name in names)
 
 
+def lora(*targets):
+    return LoRAConfig(rank=2, targets=targets)
+
+
 ONE, TWO = {"num_layers": 1}, LoRAConfig(rank=2)
+SHARED = {"architecture": "qwen3_next", "experts": EXPERTS}
 DENSE_FIRST = {"layers": (LayerKind(dense=True), LayerKind()), "architecture": "qwen3_moe"}
-PLAIN_EXPERTS = dataclasses.replace(EXPERTS, shared=None)
+DENSE_FIRST |= {"experts": dataclasses.replace(EXPERTS, shared=None)}
+GATED, Q, K = {"output_gate": True}, "'layers/0/attention/q'", "'layers/0/attention/k'"
 
 
 @for_each(
-    ("options", "changes", "lora", "told", "message"),
+    ("options", "changes", "adapted", "told", "message"),
     [
         # PEFT moves these names to parameters of the experts, and then ignores the tensors.
-        (
-            {"architecture": "qwen3_next", "experts": EXPERTS},
-            {},
-            LoRAConfig(rank=2, targets=("shared",)),
-            {},
-            "no adapter for 'layers/0/mlp/shared/down'.*; save the merged model",
-        ),
-        (
-            DENSE_FIRST | {"experts": PLAIN_EXPERTS},
-            {},
-            LoRAConfig(rank=2, targets=("layers/0",)),
-            {},
-            "no adapter for 'layers/0/mlp/down'.*; save the merged model",
-        ),
+        (SHARED, {}, lora("shared"), {}, "no adapter for '.*mlp/shared/down'.*; save the merged"),
+        (DENSE_FIRST, {}, lora("layers/0"), {}, "no adapter for 'layers/0/mlp/down'.*; save the"),
         # Two parts of one layer in transformers.
-        (
-            {"output_gate": True},
-            {},
-            TWO,
-            {},
-            "'layers/0/attention/gate' alone, .* of '.*q_proj.weight",
-        ),
+        (GATED, {}, TWO, {}, "'layers/0/attention/gate' alone, .* of '.*q_proj.weight"),
         # An adapter of another model.
         (ONE, {"num_layers": 2}, TWO, {}, "no linear layer 'layers/1/attention/k'"),
-        (
-            ONE,
-            {"num_heads": 8},
-            LoRAConfig(rank=2, targets=("q$",)),
-            {},
-            r"b of 'layers/0/attention/q' has shape \(2, 64\), but .* ask for \(2, 32\)",
-        ),
+        (ONE, {"num_heads": 8}, lora("q$"), {}, rf"b of {Q} has shape \(2, 64\), .* \(2, 32\)"),
         # PEFT would not load another rank, or would multiply it by another factor.
         (ONE, {}, TWO, {"rank": None}, "the configuration has no rank"),
-        (
-            ONE,
-            {},
-            TWO,
-            {"rank": 4},
-            r"a of 'layers/0/attention/k' has shape \(32, 2\), but rank 4 .* \(32, 4\)",
-        ),
+        (ONE, {}, TWO, {"rank": 4}, rf"a of {K} has shape \(32, 2\), but rank 4 .* \(32, 4\)"),
     ],
 )
-def test_what_peft_would_not_apply_is_refused(tmp_path, options, changes, lora, told, message):
+def test_what_peft_would_not_apply_is_refused(tmp_path, options, changes, adapted, told, message):
     """A model, what is another in that of the adapter, its configuration, and the one told."""
     model, _ = tiny_model(**options)
-    adapter = init_lora(tiny_model(**options | changes)[1], lora)
-    told = dataclasses.replace(lora, **told)
+    adapter = init_lora(tiny_model(**options | changes)[1], adapted)
+    told = dataclasses.replace(adapted, **told)
     with pytest.raises(ValueError, match=f"save_adapter: .*{message}"):
         save_adapter(adapter, tmp_path / "new", lora=told, config=model.config)
     assert not (tmp_path / "new").exists()

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import optax
 import pytest
+from bad_calls import bad_calls, raises
 from jax.sharding import NamedSharding, PartitionSpec
+from models.forwards import hidden_of, scores_of
 from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import (
-    AttentionContext,
     cast_params,
     quantize_block,
     quantized_matmul,
@@ -200,23 +200,24 @@ def test_one_row():
     np.testing.assert_array_equal(quantized_matmul(x, W), quantized_matmul(x[None], W)[0])
 
 
-@for_each(
-    ("call", "error", "message"),
-    [
-        (lambda: quantized_matmul(X, W, mode="fp16"), ValueError, "mode must be one of 'int8', 'f"),
-        (lambda: quantize_block(X, (1,), mode="int4"), ValueError, "mode must be one of"),
-        (lambda: quantized_matmul(X, W.T), ValueError, r"x \(2, 130, 200\) must be the first of w"),
-        (lambda: quantized_matmul(X, X), ValueError, "w must have 2 axes"),
-        (lambda: quantized_matmul(X[0, 0, 0], W), ValueError, "x must have at least 1 axis"),
-        (lambda: quantized_matmul(X.astype(int), W), TypeError, "x must be floating"),
-        (lambda: quantize_block(X, (1, 1, 1, 1)), ValueError, "x must have at least 4 axes"),
-        (lambda: quantize_block(X, (0,)), ValueError, r"block\[0\] must be above 0"),
-        (lambda: tiny_model(quantization="fp4"), ValueError, "ModelConfig: quantization must be"),
-    ],
-)
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+BAD = r"""
+ValueError:
+quantized_matmul(X, W, mode="fp16")  # mode must be one of 'int8', 'f
+quantize_block(X, (1,), mode="int4")  # mode must be one of
+quantized_matmul(X, W.T)  # x \(2, 130, 200\) must be the first of w
+quantized_matmul(X, X)  # w must have 2 axes
+quantized_matmul(X[0, 0, 0], W)  # x must have at least 1 axis
+quantize_block(X, (1, 1, 1, 1))  # x must have at least 4 axes
+quantize_block(X, (0,))  # block\[0\] must be above 0
+tiny_model(quantization="fp4")  # !ModelConfig: quantization must be
+TypeError:
+quantized_matmul(X.astype(int), W)  # x must be floating
+"""
+
+
+@for_each(("error", "call", "message"), bad_calls(BAD))
+def test_bad_input(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_without_qwix(monkeypatch):
@@ -245,8 +246,7 @@ def flow(request):
     rollout = sample(params, jax.random.key(0), [[1, 2, 3], [4], [5, 6, 7, 8, 9]])
 
     def gap(scorer):
-        arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
-        logp, _ = jax.jit(lambda p: score(scorer, p, *arrays))(params)
+        logp = scores_of(scorer, params, rollout)
         assert logp.dtype == jnp.float32
         return jr.diagnostics.mismatch(logp, rollout.behavior_logp, rollout.mask)
 
@@ -261,38 +261,11 @@ def test_the_policy_that_samples_is_the_policy_that_trains(flow):
     assert float(split.mean_abs) > 5 * float(one.mean_abs) and float(split.mean_abs) > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flow", [("fp8", "float32")], indirect=True)
-def test_a_step_of_an_unchanged_policy_has_ratio_one(flow):
-    model, params, rollout, _, _ = flow
-    recipe, optimizer = jr.recipes.dapo(), optax.sgd(1e-2)
-    batch = jr.recipes.Batch(
-        tokens=rollout.tokens,
-        mask=rollout.mask,
-        rewards=jnp.eye(4)[:3],
-        where=jnp.ones((3, 4), bool),
-        prompt_tokens=rollout.prompt_tokens,
-        prompt_mask=rollout.prompt_mask,
-        old_logp=rollout.behavior_logp,
-        behavior_logp=rollout.behavior_logp,
-    )
-    state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
-    step = jr.train.make_step(model, recipe, optimizer, donate=False, minibatches=1)
-    state, metrics = step(state, batch)
-    assert float(metrics["ratio_max"]) == pytest.approx(1, abs=1e-5)
-    assert 0 <= float(metrics["sampler_gap"]) <= float(metrics["sampler_gap_max"]) < 1e-5
-    assert float(metrics["grad_norm"]) > 0 and np.isfinite(float(metrics["loss"]))
-    moved = jax.tree.map(lambda a, b: bool((a != b).any()), params, state.params)
-    assert moved["layers"]["0"]["mlp"]["up"]["kernel"] and moved["embed"]["embedding"]
-
-
 def test_weights_are_rounded_once_for_a_loop():
     """Of a model that computes in another dtype than that of its parameters."""
     model, params = tiny_model(num_layers=1, quantization="fp8", dtype="bfloat16")
     tokens = jnp.arange(12).reshape(1, 2, 6)
-    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
-    places = jnp.broadcast_to(jnp.arange(6), tokens.shape)
-    run = jax.jit(lambda params: model.apply(params, tokens, places, context)[0])
+    run = jax.jit(lambda params: hidden_of(model, params, tokens))
     rounded = cast_params(model, params)
     again = cast_params(model, rounded)
     for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(again), strict=True):
@@ -318,9 +291,7 @@ def test_a_sampler_with_an_adapter_is_the_policy_that_trains(mode, slots):
     else:
         sample = jr.rollout.make_sampler(policy, max_new_tokens=4, group_size=2)
         rollout = sample(both, jax.random.key(0), [[1, 2, 3]])
-    arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
-    logp, _ = jax.jit(lambda p: score(policy, p, *arrays))(both)
-    np.testing.assert_allclose(rollout.behavior_logp, logp, atol=1e-4)
+    np.testing.assert_allclose(rollout.behavior_logp, scores_of(policy, both, rollout), atol=1e-4)
 
 
 @pytest.mark.slow
@@ -330,15 +301,10 @@ def test_a_sampler_of_a_population_is_its_members():
     sample = jr.rollout.make_population_sampler(model, max_new_tokens=4)
     deltas = jr.evolution.model_delta(*noise, jnp.arange(2), sigma=0.1)
     rollout = sample(params, deltas, jax.random.key(0), [[1, 2, 3]])
-    arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
-
-    @jax.jit
-    def of_member(n):
-        delta = jr.evolution.model_delta(*noise, n, sigma=0.1)
-        return score(model, params, *arrays, delta=delta)[0]
-
     for n in range(2):
-        np.testing.assert_allclose(rollout.model_logp[:, n], of_member(n)[:, n], atol=1e-4)
+        delta = jr.evolution.model_delta(*noise, n, sigma=0.1)
+        expected = scores_of(model, params, rollout, delta=delta)
+        np.testing.assert_allclose(rollout.model_logp[:, n], expected[:, n], atol=1e-4)
 
 
 def test_a_prompt_and_its_responses_have_a_gradient_of_their_own():
@@ -377,8 +343,6 @@ def test_rounded_parameters_make_a_model_one_that_rounds(mode):
     again = round_params(plain, rounded, mode=mode)
     assert jax.tree.structure(again) == jax.tree.structure(rounded)
     tokens = jnp.arange(12).reshape(1, 2, 6)
-    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
-    places = jnp.broadcast_to(jnp.arange(6), tokens.shape)
     config = jr.train.LoRAConfig(rank=2)
     adapter = jax.tree.map(lambda x: x + 0.05, jr.train.init_lora(params, config))
     for with_adapter in (False, True):
@@ -387,8 +351,8 @@ def test_rounded_parameters_make_a_model_one_that_rounds(mode):
             models = [jr.train.adapted_model(model, config) for model in models]
             both = jr.train.Adapted(params, adapter)
         read = round_params(models[0], both, mode=mode)
-        got, full = (models[0].apply(p, tokens, places, context)[0] for p in (read, both))
-        want = models[1].apply(cast_params(models[1], both), tokens, places, context)[0]
+        got, full = (hidden_of(models[0], p, tokens) for p in (read, both))
+        want = hidden_of(models[1], cast_params(models[1], both), tokens)
         np.testing.assert_array_equal(got, want)
         assert np.abs(got - full).max() > 1e-3
 

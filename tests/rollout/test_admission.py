@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from bad_calls import bad_calls, raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import for_each
@@ -156,41 +157,26 @@ def test_order_keeps_siblings_together_and_falls(requests):
         assert (np.diff(order[group[order] == g]) > 0).all()
 
 
-@for_each(
-    ("call", "error", "words"),
-    [
-        (lambda: future_peak([1.5], [1]), TypeError, "future_peak: used must hold integers"),
-        (lambda: future_peak([1], [-1]), ValueError, "remaining must not be negative; got -1"),
-        (lambda: future_peak([1], [1, 2]), ValueError, "must have the same shape"),
-        (lambda: future_peak([1], [1], active=[1]), TypeError, "active must be bool"),
-        (lambda: future_peak([1], [1], active=[]), ValueError, r"active must have shape \(1,\)"),
-        (
-            lambda: predict_remaining([1], [1], max_new_tokens=9, quantile=0.0),
-            ValueError,
-            r"quantile must be in \(0, 1\]; got 0",
-        ),
-        (
-            lambda: predict_remaining([1], [1], max_new_tokens=[9, 9]),
-            ValueError,
-            r"max_new_tokens must be one number .* \(1,\); got \(2,\)",
-        ),
-        (
-            lambda: admit([1], [1], [1], [], capacity=9, free_slots=1),
-            ValueError,
-            r"queue_used \(1,\), queue_remaining \(0,\)",
-        ),
-        (
-            lambda: admit([1], [1], [1], [1], capacity=9, free_slots=-1),
-            ValueError,
-            "admit: free_slots must not be negative; got -1",
-        ),
-        (lambda: longest_first([1.0, np.nan], [0, 0]), ValueError, r"it is NaN at \(1,\)"),
-        (lambda: longest_first([1.0], [0.5]), TypeError, "group must hold integers"),
-    ],
-)
-def test_bad_input(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
+BAD = r"""
+ValueError:
+future_peak([1], [-1])  # remaining must not be negative; got -1
+future_peak([1], [1, 2])  # must have the same shape
+future_peak([1], [1], active=[])  # active must have shape \(1,\)
+predict_remaining([1], [1], max_new_tokens=9, quantile=0.0)  # quantile must be in \(0, 1\]; got 0
+predict_remaining([1], [1], max_new_tokens=[9, 9])  # max_new_tokens must be one number .* \(2,\)
+admit([1], [1], [1], [], capacity=9, free_slots=1)  # queue_used \(1,\), queue_remaining \(0,\)
+admit([1], [1], [1], [1], capacity=9, free_slots=-1)  # free_slots must not be negative; got -1
+longest_first([1.0, np.nan], [0, 0])  # it is NaN at \(1,\)
+TypeError:
+future_peak([1.5], [1])  # used must hold integers
+future_peak([1], [1], active=[1])  # active must be bool
+longest_first([1.0], [0.5])  # group must hold integers
+"""
+
+
+@for_each(("error", "call", "message"), bad_calls(BAD))
+def test_bad_input(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_slots_reserve_so_much_that_the_rule_admits_whatever_has_one():

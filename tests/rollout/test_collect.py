@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from rollout.collecting import collected
+from rollout.collecting import Numbers, collected, rollout_of
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -26,7 +26,6 @@ from jaxrl_llm.curation.collectors.protocol import declares, sized
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.rollout import Rollout
 from jaxrl_llm.rollout.backends import Asked, Graded, SamplerBackend
 from jaxrl_llm.rollout.collect import Limits, _content, mean_reward
 
@@ -44,59 +43,23 @@ def graded(asked):
     """A group whose tokens are the numbers of its requests."""
     n = len(asked.requests)
     rewards = np.float32(np.arange(n) % 2 if solvable(asked.question) else np.ones(n))
-    tokens = np.repeat(np.int32(asked.requests)[None, :, None], 2, axis=2)
-    ones = np.ones((1, n, 2), np.float32)
-    rollout = Rollout(
-        prompt_tokens=np.int32([QUESTIONS[asked.question].tokens]),
-        prompt_mask=np.ones((1, 3), bool),
-        tokens=tokens,
-        mask=ones.astype(bool),
-        behavior_logp=-ones,
-        model_logp=-ones,
-        log_kept=0 * ones,
-        finish=np.ones((1, n), np.int32),
-        version=np.zeros((1, n, 2), np.int32),
-    )
+    tokens = np.repeat(np.int32(asked.requests)[:, None], 2, axis=1)
+    rollout = rollout_of(QUESTIONS[asked.question].tokens, tokens)
     scores = Scores(rewards, {"right": rewards}, np.zeros(n, bool))
     return Graded(rollout, [str(i) for i in asked.requests], scores)
 
 
-class Shuffled:
-    """Finishes what is queued one by one in an order of its own, or all of it at once."""
+class Shuffled(Numbers):
+    """Finishes what is queued one by one, with scores that a function of both may change."""
 
-    def __init__(self, seed, *, spare=0, at_once=False):
-        self.random, self.most_spare, self.at_once = np.random.default_rng(seed), spare, at_once
-        self.queue, self.seen, self.closed = [], [], False
-        self.seconds = {"sample": 0.0, "reward": 0.0}
-
-    def submit(self, asked):
-        self.queue += asked
-        self.seen += asked
-
-    def spare(self):
-        return max(self.most_spare - len(self.queue), 0)
-
-    def wait(self):
-        size = len(self.queue) if self.at_once else 1
-        chosen = self.random.permutation(len(self.queue))[:size]
-        done = [self.queue[i] for i in chosen]
-        self.queue = [each for each in self.queue if each not in done]
-        return {each: graded(each) for each in done}
-
-    def close(self):
-        self.closed = True
-
-
-class Regraded(Shuffled):
-    """Other scores, by a function of the request and of its scores."""
-
-    def __init__(self, change):
-        super().__init__(0)
+    def __init__(self, seed=0, *, spare=0, change=None):
+        super().__init__(seed, spare=spare)
         self.change = change
 
-    def wait(self):
-        done = super().wait().items()
-        return {asked: x._replace(scores=self.change(asked, x.scores)) for asked, x in done}
+    def finish(self, asked):
+        done = graded(asked)
+        scores = done.scores if self.change is None else self.change(asked, done.scores)
+        return done._replace(scores=scores)
 
 
 play = partial(collected, questions=QUESTIONS, groups=(P, G))
@@ -254,7 +217,7 @@ def test_options_of_collectors(make, options, error, message):
     ],
 )
 def test_what_beliefs_cannot_take_is_one_sentence(reward, score, message):
-    generous = Regraded(lambda asked, scores: scores._replace(rewards=np.full(G, reward)))
+    generous = Shuffled(change=lambda asked, scores: scores._replace(rewards=np.full(G, reward)))
     with pytest.raises(ValueError) as error:
         play(prioritized(score), generous)
     assert message in str(error.value)
@@ -347,7 +310,7 @@ def test_rollouts_without_a_reward_take_no_part():
         failed = np.arange(G) == asked.question
         return scores._replace(failed=failed, rewards=scores.rewards * ~failed)
 
-    batch = play(in_order(), Regraded(fail_one))
+    batch = play(in_order(), Shuffled(change=fail_one))
     np.testing.assert_array_equal(batch.where, np.arange(G) != np.arange(P)[:, None])
     assert batch.failures == 3 and batch.scores.failures == 3
     assert batch.reward == pytest.approx((3 + 1 + 3) / 9)
@@ -360,42 +323,12 @@ def test_a_reward_of_zero_after_a_failure_takes_part_and_nan_components_stay():
         rewards = scores.rewards * ~zeroed
         return scores._replace(zeroed=zeroed, reward_components=parts, rewards=rewards)
 
-    batch = play(in_order(), Regraded(zero_one))
+    batch = play(in_order(), Shuffled(change=zero_one))
     assert batch.where.all() and batch.failures == 3
     same = np.arange(G) == np.arange(P)[:, None]
     style = batch.scores.reward_components["style"].reshape(P, G)
     np.testing.assert_array_equal(style, np.where(same, np.nan, np.arange(P)[:, None]))
     assert batch.reward == pytest.approx((3 + 1 + 3) / 12)
-
-
-def test_rows_may_have_members_of_several_requests():
-    @dataclasses.dataclass(frozen=True)
-    class Twice:
-        """Two rollouts of two prompts, five of another, then one more of the first."""
-
-        def init(self, num_prompts):
-            return np.zeros(num_prompts)
-
-        def propose(self, state, key, collection, count):
-            first = len(collection.requests)
-            plan = [Request(2, 9), Request(2, 8), Request(5, 7), Request(1, 9)]
-            return tuple(plan[first : first + count]), state
-
-        def observe(self, state, collection):
-            if len(collection.requests) < 4:
-                return Decision(ask=4 - len(collection.requests)), state
-            if collection.waiting:
-                return Decision(), state
-            seen = np.array([outcome.prompt for outcome in collection.outcomes])
-            rows = (Row(((0, 0), (0, 1), (3, 0))), Row(((1, 0), (1, 1))), Row(((2, 4),)))
-            return Decision(rows=rows), state + np.isin(np.arange(N), seen)
-
-    batch = play(Twice(), Shuffled(3))
-    assert batch.places == [9, 8, 7] and batch.in_order == 0
-    assert batch.rollout.tokens[..., 0].tolist() == [[0, 1, 9, 0], [2, 3, 0, 0], [8, 0, 0, 0]]
-    np.testing.assert_array_equal(batch.where.sum(-1), [3, 2, 1])
-    assert batch.texts[0] == ["0", "1", "9", ""] and not batch.rollout.mask[1, 2:].any()
-    assert np.flatnonzero(batch.state).tolist() == [7, 8, 9]
 
 
 def odd(**functions):
@@ -439,13 +372,6 @@ def test_a_collector_that_makes_no_batch_is_refused(functions, message):
     assert message in str(error.value) and backend.closed
 
 
-def test_refill_is_a_value_that_prints_itself():
-    rule = jr.bind(jr.curation.informative_groups, keep_singletons=True)
-    first, second = refill(rule, max_rounds=3), refill(rule, max_rounds=3)
-    assert first == second and hash(first) == hash(second) and first != refill(rule)
-    assert repr(first) == "refill(informative_groups(keep_singletons=True), max_rounds=3)"
-
-
 def grade(questions, texts):
     """Rewards that differ within a group for prompts of an even last token."""
     rows = [
@@ -487,34 +413,6 @@ def test_groups_of_any_size_are_sampled_in_rows(tiny, sizes):
 
 
 @dataclasses.dataclass(frozen=True)
-class Demonstrated:
-    """Refills with complete responses and texts, which are sampled ahead like any other."""
-
-    sends_text: bool = True
-    asks_ahead: bool = True
-
-    def init(self, num_prompts):
-        return ()
-
-    def propose(self, state, key, collection, count):
-        first = len(collection.requests)
-        requests = []
-        for i in range(first, first + count):
-            tokens = np.int32([i, i])
-            stored = (Response(tokens, behavior_logp=-np.ones(2), reward=float(i % 2)),) * G
-            kinds = (
-                Request(G, i),
-                Request(G, i, text=f"prompt {i} again"),
-                Request(G, i, responses=stored, sampled=False),
-            )
-            requests.append(kinds[i % 3])
-        return tuple(requests), state
-
-    def observe(self, state, collection):
-        return refill(jr.curation.informative_groups, max_rounds=9).observe(state, collection)
-
-
-@dataclasses.dataclass(frozen=True)
 class OnceEach:
     """Each prompt once; there are no more than those of the data."""
 
@@ -536,18 +434,9 @@ def rounds_of_numbers(size, rounds, grade):
 
     def round_of(prompts, ids):
         rounds.append(ids[:, 0].tolist())
-        zeros = np.zeros((*ids.shape, 2), np.float32)
-        return Rollout(
-            prompt_tokens=np.int32(prompts),
-            prompt_mask=np.ones((len(prompts), 3), bool),
-            tokens=np.repeat(np.int32(ids)[..., None], 2, axis=-1),
-            mask=zeros == 0,
-            behavior_logp=zeros,
-            model_logp=zeros,
-            log_kept=zeros,
-            finish=np.ones(ids.shape, np.int32),
-            version=zeros.astype(np.int32),
-        )
+        tokens = np.repeat(np.int32(ids)[..., None], 2, axis=-1)
+        one = [rollout_of(*each) for each in zip(prompts, tokens, strict=True)]
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *one)
 
     more = {"decode": str, "grade": grade}
     return SamplerBackend(round_of, QUESTIONS, num_groups=size, group_size=G, **more)
@@ -617,20 +506,6 @@ def test_the_same_draws_are_asked_for_once(together):
     with pytest.raises(ValueError) as error:
         play(Twice(), Shuffled(0))
     assert "asks twice for the draws of rollouts (0,) of request 0" in str(error.value)
-
-
-@for_each("spare", [0, 1, 4, 2 * P])
-def test_requests_with_arrays_are_sampled_ahead_once(spare):
-    limits = Limits(TextEncoder(jr.testing.ByteTokenizer(), 30, chat=False), 2, 259)
-    backend, collector = Shuffled(spare, spare=spare), Demonstrated()
-    batch = play(collector, backend, limits=limits)
-    assert batch.places == [1, 4, 6]
-    numbers = [number for each in backend.seen for number in each.requests]
-    assert len(numbers) == len(set(numbers))
-    (text,) = [each for each in backend.seen if each.question == 4]
-    assert bytes(text.prompt) == b"prompt 4 again"
-    (stored,) = [each for each in backend.seen if each.question == 2]
-    assert stored.responses[0].tokens.tolist() == [2, 2] and stored.prompt is None
 
 
 def test_requests_that_differ_in_an_array_are_not_the_same():

@@ -7,7 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from rollout.collecting import collected
+from rollout.collecting import Numbers, collected, rollout_of
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -29,7 +29,6 @@ from jaxrl_llm.curation.collectors.two_phase import Memory
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.rollout import Rollout
 from jaxrl_llm.rollout.backends import (
     Graded,
     all_scores,
@@ -104,17 +103,9 @@ def sampled(asked, step):
         paused = UNFINISHED if request.pauses and most < T else LENGTH
         finish[0, i] = paused if end == most else STOP
     prompt = asked.prompt or QUESTIONS[asked.question].tokens
-    rollout = Rollout(
-        prompt_tokens=np.int32([prompt]),
-        prompt_mask=np.ones((1, len(prompt)), bool),
-        tokens=tokens,
-        mask=mask,
-        behavior_logp=-numbers["behavior_logp"],
-        model_logp=-numbers["model_logp"],
-        log_kept=0 * numbers["model_logp"],
-        finish=finish,
-        version=version,
-    )
+    logps = {name: -x for name, x in numbers.items()}
+    more = {"finish": finish, "version": version}
+    rollout = rollout_of(prompt, tokens[0], mask, **logps, **more)
     return rollout, entropy, (second, second_logp)
 
 
@@ -150,36 +141,25 @@ class Stopped(Exception):
     """In place of what ends a process."""
 
 
-class Imagined:
+class Imagined(Numbers):
     """Finishes one queued group at a time in an order of its own, or all of them at once."""
 
     def __init__(self, step, *, order=None, spare=0, stop=None, reward=by_sum):
-        self.step, self.most_spare, self.stop, self.reward = step, spare, stop, reward
-        self.random = None if order is None else np.random.default_rng(order)
-        self.queue, self.seen, self.waits = [], [], 0
-        self.seconds = {"sample": 0.0, "reward": 0.0}
+        super().__init__(order, spare=spare)
+        self.step, self.stop, self.reward, self.waits = step, stop, reward, 0
 
     def submit(self, asked):
-        self.queue += asked
-        self.seen += asked
+        super().submit(asked)
         assert len(self.seen) < 60 * P, "the number of requests has no bound"
-
-    def spare(self):
-        return max(self.most_spare - len(self.queue), 0)
 
     def wait(self):
         if self.waits == self.stop:
             raise Stopped
         self.waits += 1
-        places = range(len(self.queue))
-        if self.random is not None:
-            places = [self.random.integers(len(self.queue))]
-        done = [self.queue[i] for i in places]
-        self.queue = [each for each in self.queue if each not in done]
-        return {each: graded(each, self.step, self.reward) for each in done}
+        return super().wait()
 
-    def close(self):
-        """Nothing to close."""
+    def finish(self, asked):
+        return graded(asked, self.step, self.reward)
 
 
 @dataclasses.dataclass

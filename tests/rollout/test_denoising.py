@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.forwards import logits_of
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import denoise
@@ -163,12 +164,7 @@ def test_blocks_of_a_model_begin_in_the_prompt():
     ids, start = jnp.arange(4).reshape(2, 2), jnp.full((2, 2, 8), MASK)
     blocks = [[0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 1, 2]]
 
-    @jax.jit
-    def logits_of(params, row):
-        context = jr.models.AttentionContext(jnp.ones(row.shape, bool))
-        hidden, _ = model.apply(params, row, jnp.arange(row.shape[-1])[None, None], context)
-        return (hidden @ model.output_matrix(params).T)[0, 0]
-
+    plain_logits = jax.jit(logits_of, static_argnums=0)
     for steps, remasking in ((2, "confidence"), (8, "random")):
         options = DenoisingOptions(steps=steps, block_length=4, remasking=remasking)
         uncover = make_uncover(model, options, 8, 1.0, jnp.zeros(0, jnp.int32))
@@ -185,7 +181,7 @@ def test_blocks_of_a_model_begin_in_the_prompt():
             seen = np.where(order[p, g] < step, done.tokens[p, g], MASK)[:end]
             prompt = np.asarray(prompts[p])[np.asarray(mask[p])]
             row = np.array([*prompt, *seen])[None, None]
-            logits = np.array(logits_of(params, row), np.float64)
+            logits = np.array(plain_logits(model, params, row)[0, 0], np.float64)
             logits[:, MASK] = -np.inf
             logits = logits[len(prompt) :][now]
             values = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.forwards import logits_of
 from rollout.groups import assert_same, by_request, draw_groups
 from rows import for_each
 
-from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.rollout import Completion, Group, off_policy_fraction, sample_round
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
 
@@ -54,12 +54,8 @@ def test_an_interrupted_loop_resumes_bit_for_bit(engine, generate):
     assert list(generation) == [] and generation.stop() == []
 
 
-@pytest.mark.parametrize(
-    "elsewhere",
-    [{"entropy": True}, {"rows": 1, "width": 4, "chunk": 16, "block": 128, "entropy": True}],
-)
-def test_stopped_groups_resume_in_another_engine(engine, make, generate, reference, elsewhere):
-    groups = draw_groups(8)
+def test_stopped_groups_resume_in_another_engine(engine, make, generate, reference):
+    groups, elsewhere = draw_groups(8), {"rows": 1, "width": 4, "chunk": 16, "block": 128}
     generation, result, known = generate(engine, *groups), [], {}
     # Stopped again and again, each time with all that had begun.
     for steps in (1, 0, 2, 1):
@@ -73,7 +69,7 @@ def test_stopped_groups_resume_in_another_engine(engine, make, generate, referen
     rest = generation.stop()
     assert lengths(rest) == known
     assert {c.finish for g in rest for c in g.partial.values()} == {LENGTH, STOP, UNFINISHED}
-    result = list(generate(make(**elsewhere), *rest))
+    result = list(generate(make(**elsewhere, entropy=True), *rest))
     assert sorted(done.id for done in result) == sorted(g.id for g in groups)
     assert_same(by_request(result), reference(groups))
 
@@ -121,15 +117,6 @@ def test_finished_siblings_are_not_sampled_again(engine, tiny, generate):
 # New weights.
 
 
-def teacher_forced(model, params, sequence, start):
-    """Logits from which each token of a sequence is predicted, from a place on."""
-    tokens = jnp.asarray(sequence)[None, None]
-    positions = jnp.arange(tokens.shape[-1])[None, None]
-    context = AttentionContext(jnp.ones(tokens.shape, bool))
-    hidden, _ = model.apply(params, tokens, positions, context)
-    return (hidden[0, 0] @ model.output_matrix(params).T)[start - 1 : -1]
-
-
 def test_new_weights_keep_the_tokens_and_read_them_again(tiny, engine, generate, long_ones):
     model, params = tiny
     other = jax.tree.map(lambda x: x * 1.5, params)
@@ -141,7 +128,7 @@ def test_new_weights_keep_the_tokens_and_read_them_again(tiny, engine, generate,
         generation.step()
     generation.update(other, version=3)
     result = by_request(list(generation))
-    logits = jax.jit(teacher_forced, static_argnums=(0, 3))
+    logits = jax.jit(logits_of, static_argnums=0)
     for request, completion in result.items():
         n, out = 12, completion.out
         assert out.version.tolist() == [0] * n + [3] * (len(completion) - n)
@@ -149,26 +136,13 @@ def test_new_weights_keep_the_tokens_and_read_them_again(tiny, engine, generate,
         # All behind is what the new weights predict of all before, whoever sampled it.
         sequence = np.zeros(len(prompt) + 24, np.int32)
         sequence[: len(prompt) + len(completion)] = [*prompt, *out.tokens]
-        plain = logits(model, other, sequence, len(prompt))[: len(completion)]
+        plain = logits(model, other, sequence[None, None])[0, 0, len(prompt) - 1 :]
+        plain = plain[: len(completion)]
         logp = jax.nn.log_softmax(plain)[np.arange(len(completion)), out.tokens]
         np.testing.assert_allclose(out.model_logp[n:], logp[n:], atol=1e-4)
         assert np.abs(out.model_logp[:n] - logp[:n]).max() > 0.1
     share = off_policy_fraction(out.version, np.ones(len(out.version), bool), current_version=3)
     assert share == pytest.approx(12 / len(out.version))
-
-
-def test_the_same_weights_again_change_nothing(engine, tiny, generate, reference):
-    groups = draw_groups(6, seed=3)
-    generation = generate(engine, *groups)
-    result = []
-    for version in range(1, 4):
-        generation.step()
-        generation.update(tiny[1], version=version)
-    result = by_request(list(generation))
-    assert_same(result, reference(groups))
-    versions = [c.out.version for c in result.values()]
-    assert all((np.diff(v) >= 0).all() for v in versions)
-    assert any(len(set(v.tolist())) > 2 for v in versions)
 
 
 # Segments.
@@ -205,36 +179,6 @@ def test_a_paused_request_can_be_cancelled(engine, generate, long_ones):
 
 
 # Rounds.
-
-
-def test_rounds_lose_nothing_and_finish_what_they_began(engine, generate, reference):
-    groups = draw_groups(14, seed=5)
-    new, buffered, trained, rejected = iter(groups), deque(), [], []
-    generation = generate(engine)
-
-    def accept(done):
-        good = sum(int(c.tokens.sum()) for c in done.completions) % 3 > 0
-        if not good:
-            rejected.append(done)
-        return good
-
-    for _ in range(3):
-        finished = list(sample_round(generation, buffered, new, n=2, target=4, accept=accept))
-        assert len(finished) == 2
-        trained += finished
-        # Those under way at the end are as many as were to be, less those that train.
-        assert len(buffered) == 2
-    taken = 14 - len(list(new))
-    assert len(trained) + len(rejected) + len(buffered) == taken
-    assert any(c.finish == UNFINISHED for g in buffered for c in g.partial.values())
-    ids = [x.id for x in (*trained, *rejected, *buffered)]
-    assert sorted(ids) == sorted(g.id for g in groups[:taken])
-    # Resumed or not, each is what it would have been; at once, where all is wanted.
-    result = by_request([*trained, *rejected])
-    done = [g for g in groups[:taken] if g.id in {x.id for x in (*trained, *rejected)}]
-    assert_same(result, reference(done))
-    rest = list(sample_round(generation, buffered, iter(()), n=5, target=5))
-    assert len(rest) == 2 and not buffered
 
 
 def test_groups_that_finish_together_train_in_the_next_round(make, generate, long_ones):
@@ -459,11 +403,7 @@ def test_stop_strings_cut_at_the_token_that_completes_them(engine, generate, ref
         ({"stop_strings": ("a",)}, ValueError, "stop_strings and decode_text must be set together"),
         ({"decode_text": text}, ValueError, "stop_strings and decode_text must be set together"),
         ({"stop_strings": ("a", ""), "decode_text": text}, ValueError, "a stop string is empty"),
-        (
-            {"stop_strings": "abc", "decode_text": text},
-            TypeError,
-            "stop_strings must be a sequence of strings; got one string",
-        ),
+        ({"stop_strings": "abc", "decode_text": text}, TypeError, "stop_strings must be a"),
         ({"segment": 0}, ValueError, "segment must be above 0"),
         ({"version": 2**40}, ValueError, "version must be from 0 to"),
     ],
@@ -479,42 +419,3 @@ def test_an_update_with_another_number_of_deltas(engine, generate, tiny):
 
 
 # All at once.
-
-
-@pytest.mark.slow
-def test_ten_thousand_requests_through_32_slots(optimized, make, generate, reference):
-    engine = make(rows=8, width=4, chunk=8, block=16)
-    rng, groups = np.random.default_rng(9), draw_groups(2860, seed=9, most=12)
-    guesses = rng.choice([None, 1.0, 6.0, 24.0], len(groups))
-    groups = [g._replace(expected=e) for g, e in zip(groups, guesses, strict=True)]
-    count = sum(len(g.requests) for g in groups)
-    assert abs(count - 10_000) < 100
-    generation = generate(engine)
-    # They come in parts, while others decode.
-    for begin in range(0, len(groups), 286):
-        generation.submit(*groups[begin : begin + 286])
-        generation.step()
-    result = list(generation)
-    assert sorted(done.id for done in result) == sorted(g.id for g in groups)
-    result = by_request(result)
-    assert len(result) == count
-    expected = reference(groups, size=512, most=12)
-    # Sums that are rounded in another order may send a number that falls on the border of two
-    # tokens to either of them: one token in about 100,000.
-    on_border = {r for r, c in result.items() if c.tokens.tolist() != expected[r].tokens.tolist()}
-    for request in on_border:
-        ours, theirs = (x.tokens.astype(int) for x in (result[request], expected[request]))
-        n = min(len(ours), len(theirs))
-        place = np.flatnonzero(ours[:n] != theirs[:n])[0]
-        assert abs(ours[place] - theirs[place]) == 1
-    assert len(on_border) <= 5
-    same = result.keys() - on_border
-    assert_same({r: result[r] for r in same}, {r: expected[r] for r in same})
-    # And truly one by one.
-    one = make(rows=1, width=1, chunk=24, block=16)
-    for i in rng.choice(len(groups), 50, replace=False):
-        first = groups[i].requests[:1]
-        most = groups[i].max_new_tokens[:1]
-        alone = groups[i]._replace(requests=first, max_new_tokens=most)
-        (done,) = generate(one, alone)
-        assert_same({first[0]: done.completions[0]}, {first[0]: result[first[0]]})

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from rollout.collecting import collected
+from rollout.collecting import Numbers, collected, rollout_of
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -33,27 +33,14 @@ def length(place, member):
     return (1, 2, 7, 3, 99, 4)[(3 * place + 2 * member) % 6]
 
 
-class Numbers:
+class Segments(Numbers):
     """Writes its place, the member and the version into each token, and finishes in any order."""
 
     def __init__(self, seed=0, version=0, grades=None):
-        self.random, self.version, self.grades = np.random.default_rng(seed), version, grades
-        self.queue, self.seconds = [], {"sample": 0.0, "reward": 0.0}
+        super().__init__(seed)
+        self.version, self.grades = version, grades
 
-    def submit(self, asked):
-        self.queue += asked
-
-    def spare(self):
-        return 0
-
-    def wait(self):
-        done = self.queue.pop(self.random.integers(len(self.queue)))
-        return {done: self._finish(done)}
-
-    def close(self):
-        pass
-
-    def _finish(self, asked):
+    def finish(self, asked):
         n, request = len(asked.requests), asked.request
         arrays = {k: np.zeros((1, n, T), np.float32) for k in ("behavior_logp", "model_logp")}
         tokens, version = np.zeros((1, n, T), np.int32), np.full((1, n, T), self.version)
@@ -81,16 +68,8 @@ class Numbers:
             rewards[i] = 0.5 + member if given is None else given
             if self.grades is not None and given is None and finish[0, i] != UNFINISHED:
                 self.grades.append((asked.question, member))
-        rollout = Rollout(
-            prompt_tokens=np.int32([QUESTIONS[asked.question].tokens]),
-            prompt_mask=np.ones((1, 3), bool),
-            tokens=tokens,
-            mask=mask,
-            log_kept=0 * arrays["model_logp"],
-            finish=finish,
-            version=version.astype(np.int32),
-            **arrays,
-        )
+        fields = {"finish": finish, "version": version.astype(np.int32)}
+        rollout = rollout_of(QUESTIONS[asked.question].tokens, tokens[0], mask, **fields, **arrays)
         return Graded(rollout, [""] * n, Scores(rewards, {}, finish[0] == UNFINISHED))
 
 
@@ -102,7 +81,7 @@ def collector_of(**options):
 def play(collector, state, step, first, backend=None, **options):
     options |= {"state": state, "first": first, "step": step, "version": step, "limits": LIMITS}
     options |= {"questions": QUESTIONS, "groups": (P, G), "key": jax.random.fold_in(KEY, step)}
-    return collected(collector, backend or Numbers(step, version=step), **options)
+    return collected(collector, backend or Segments(step, version=step), **options)
 
 
 def run(collector, steps, *, seed=0, state=None, first=0, start=0, grades=None):
@@ -110,7 +89,7 @@ def run(collector, steps, *, seed=0, state=None, first=0, start=0, grades=None):
     state = collector.init(N) if state is None else state
     batches = []
     for step in range(start, steps):
-        batch = play(collector, state, step, first, Numbers(seed + step, step, grades))
+        batch = play(collector, state, step, first, Segments(seed + step, step, grades))
         batches.append(batch)
         state, first = batch.state, first + batch.in_order
     return batches, first
@@ -156,19 +135,6 @@ def test_no_prompt_is_lost_or_trained_twice(options):
         assert (batch.roles == 0).all() and batch.known is None
 
 
-def test_batches_do_not_depend_on_timing_and_resume_exactly():
-    collector = collector_of()
-    batches, _ = run(collector, 5)
-    others, _ = run(collector, 5, seed=77)
-    half, first = run(collector, 2)
-    again, _ = run(collector, 5, state=half[-1].state, first=first, start=2)
-    for batch, other in zip(batches, others, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, batch.rollout, other.rollout)
-        jax.tree.map(np.testing.assert_array_equal, batch.state, other.state)
-    for batch, other in zip(batches[2:], again, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, batch.rollout, other.rollout)
-
-
 def test_each_response_is_graded_once():
     grades = []
     batches, _ = run(collector_of(), 6, grades=grades)
@@ -192,9 +158,9 @@ def test_a_source_learns_from_the_groups_that_trained():
     collector = collector_of(source=source)
     state = collector.init(N)
 
-    class Halves(Numbers):
-        def _finish(self, asked):
-            done = super()._finish(asked)
+    class Halves(Segments):
+        def finish(self, asked):
+            done = super().finish(asked)
             return done._replace(
                 scores=done.scores._replace(rewards=np.float32([0.5] * len(done.texts)))
             )
@@ -205,21 +171,12 @@ def test_a_source_learns_from_the_groups_that_trained():
     assert batch.in_order == 0
 
 
-def test_proposals_are_the_same_one_by_one_and_at_once():
+def test_groups_that_go_on_are_proposed_first():
     collector = collector_of()
     batches, first = run(collector, 1)
     state = batches[0].state
     empty = jr.curation.Collection(P, G, 1, version=1)
     at_once, _ = collector.propose(state, KEY, empty, 5)
-    one_by_one = ()
-    for _ in range(5):
-        seen = empty._replace(requests=one_by_one, outcomes=(None,) * len(one_by_one))
-        new, _ = collector.propose(state, KEY, seen, 1)
-        one_by_one += new
-    assert len(at_once) == 5
-    for a, b in zip(at_once, one_by_one, strict=True):
-        assert a._replace(responses=()) == b._replace(responses=())
-        jax.tree.map(np.testing.assert_array_equal, a.responses, b.responses)
     # Of each group that goes on: what has ended, then what has not.
     assert [(each.prompt, each.sampled, each.limit) for each in at_once] == [
         (0, False, None),
@@ -284,12 +241,6 @@ def test_what_goes_on_counts_once(collector):
         assert (batch.groups, batch.rollouts) == (batch.in_order, G * batch.in_order)
     # More rollouts began than were asked to go on.
     assert sum(batch.rollouts for batch in batches) <= G * (6 * P + 2 * P)
-
-
-def test_a_group_that_is_too_old_begins_again():
-    batches, _ = run(collector_of(segments=8, max_staleness=0), 4)
-    again = sum(batch.groups - batch.in_order for batch in batches)
-    assert again > 0 and all(batch.rollouts == G * batch.groups for batch in batches)
 
 
 def test_a_batch_in_which_nothing_ended_has_no_sampled_reward():

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from bad_calls import bad_calls, raises
 from rows import for_each
 
 from jaxrl_llm.rollout.sampling.penalties import (
@@ -60,30 +60,19 @@ def test_allowed_and_stop_tokens():
 LOGITS, SEEN, SHORT = jnp.zeros((2, 3)), jnp.zeros(1, jnp.uint32), jnp.ones(2, bool)
 
 
-def penalize(seen=SEEN, penalty=2.0, size=3):
-    return lambda: penalize_repetition(jnp.zeros(size), seen, penalty=penalty)
+BAD = r"""
+ValueError:
+penalize_repetition(LOGITS[0], SEEN, penalty=0.0)  # penalty must be above 0
+penalize_repetition(jnp.zeros(40), SEEN, penalty=2.0)  # seen must have shape \(2,\)
+only_allowed(LOGITS, allowed=SHORT)  # allowed must have shape \(3,\) or \(2, 3\); got \(2,\)
+only_allowed(LOGITS, too_short=SHORT)  # too_short has no effect without stop_ids
+TypeError:
+penalize_repetition(LOGITS[0], jnp.zeros(1, int), penalty=2.0)  # seen must be uint32
+only_allowed(LOGITS, allowed=jnp.ones(3))  # allowed must be bool
+seen_tokens(jnp.zeros(3), jnp.ones(3, bool), vocab_size=4)  # tokens must hold integers
+"""
 
 
-@for_each(
-    ("call", "error", "message"),
-    [
-        (penalize(penalty=0.0), ValueError, "penalty must be above 0"),
-        (penalize(jnp.zeros(1, int)), TypeError, "seen must be uint32"),
-        (penalize(size=40), ValueError, r"seen must have shape \(2,\)"),
-        (
-            lambda: only_allowed(LOGITS, allowed=SHORT),
-            ValueError,
-            r"allowed must have shape \(3,\) or \(2, 3\); got \(2,\)",
-        ),
-        (lambda: only_allowed(LOGITS, allowed=jnp.ones(3)), TypeError, "allowed must be bool"),
-        (lambda: only_allowed(LOGITS, too_short=SHORT), ValueError, "no effect without stop_ids"),
-        (
-            lambda: seen_tokens(jnp.zeros(3), jnp.ones(3, bool), vocab_size=4),
-            TypeError,
-            "tokens must hold integers",
-        ),
-    ],
-)
-def test_bad_input_is_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+@for_each(("error", "call", "message"), bad_calls(BAD))
+def test_bad_input_is_named(error, call, message):
+    raises(error, call, message, globals())

@@ -129,7 +129,8 @@ def test_members_in_one_batch_are_members_one_by_one(tiny, noise, alone, case):
     assert sample.compiled._cache_size() == 1
 
 
-@pytest.mark.parametrize("case", FEW_CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["dealt out", "shared, shared prefix, every leaf"])
 def test_pairs_with_shared_factors_give_the_same(tiny, noise, case):
     shared, shared_prefix_len, prompts, others = CASES[case]
     sample = make_population_sampler(
@@ -159,13 +160,8 @@ def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
     drawn = {"temperature": 0.8, "top_k": 20}
     deltas, one = noise()
     shared_prefix_len = 2 if shared else 0
-    options = {
-        **STOPS,
-        **drawn,
-        "shared": shared,
-        "tries": 3,
-        "shared_prefix_len": shared_prefix_len,
-    }
+    options = {**STOPS, **drawn, "shared": shared, "tries": 3}
+    options["shared_prefix_len"] = shared_prefix_len
     sample = make_population_sampler(tiny[0], **options)
     result = sample(tiny[1], deltas, jax.random.key(5), ALIKE, version=4)
     check_members(result, ALIKE, one, alone, shared=shared, tries=3, **drawn)
@@ -181,12 +177,16 @@ def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "shared", "shared_prefix_len"),
-    [({"data": 8}, True, 2), ({"fsdp": 4, "tensor": 2}, True, 2), ({"data": 8}, False, 0)],
+    ("sizes", "shared", "shared_prefix_len", "pairs"),
+    [
+        ({"data": 8}, False, 0, False),
+        ({"fsdp": 4, "tensor": 2}, True, 2, False),
+        ({"data": 2, "tensor": 4}, True, 2, True),
+    ],
 )
-def test_devices_change_nothing(tiny, noise, sizes, shared, shared_prefix_len):
+def test_devices_change_nothing(tiny, noise, sizes, shared, shared_prefix_len, pairs):
     model, params = tiny
-    deltas, _ = noise(others="full")
+    deltas, _ = noise(others="full", share_pairs=pairs)
     options = {**STOPS, "shared": shared, "shared_prefix_len": shared_prefix_len}
     expected = make_population_sampler(model, **options)(params, deltas, KEY, ALIKE)
     mesh = make_mesh(**sizes)
@@ -194,20 +194,6 @@ def test_devices_change_nothing(tiny, noise, sizes, shared, shared_prefix_len):
     spread = jax.device_put(deltas, batch_sharding(mesh))
     result = make_population_sampler(model, mesh=mesh, **options)(placed, spread, KEY, ALIKE)
     assert_alike(result, expected, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 4}, {"fsdp": 4, "tensor": 2}])
-def test_pairs_with_shared_factors_on_devices(tiny, noise, sizes):
-    model, params = tiny
-    once = noise(others="full", share_pairs=True)[0]
-    options = {**STOPS, "shared_prefix_len": 2}
-    expected = make_population_sampler(model, **options)(params, once, KEY, ALIKE)
-    mesh = make_mesh(**sizes)
-    placed = shard(params, param_shardings(params, mesh))
-    spread = jax.device_put(once, batch_sharding(mesh))
-    sample = make_population_sampler(model, mesh=mesh, **options)
-    assert_alike(sample(placed, spread, KEY, ALIKE), expected, atol=1e-4)
 
 
 @for_each(

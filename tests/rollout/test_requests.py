@@ -267,63 +267,50 @@ def test_what_was_stored_is_replayed_with_its_numbers(tiny):
     assert batch.roles[0, 0] == REPLAYED and batch.scores.rewards[0] == 0.5
 
 
-ONE = Response("a")
+def one(**fields):
+    return Request(1, 1, **fields)
+
+
+def stored(tokens, **fields):
+    """A request for a complete response."""
+    return one(sampled=False, responses=(Response(tokens, **fields),))
+
+
+def begun(tokens, **fields):
+    """A request for the rest of a response."""
+    return one(responses=(Response(tokens, **fields),))
+
+
+A = (Response("a"),)
 
 
 @for_each(
     ("request_", "message"),
     [
-        (Request(1, 1, text="x" * 41), "Prompt '1', with the text of collector Plan("),
-        (Request(1, 1, text="x" * 41), "has 41 tokens, but the model's context leaves room for 40"),
-        (Request(2, 1, responses=(ONE,)), "with 1 responses for 2 rollouts"),
-        (Request(1, 1, sampled=False), "of complete responses, but brings none"),
-        (
-            Request(1, 1, sampled=False, responses=(ONE,), limit=3),
-            "limit, temperature and entropy_stats have no",
-        ),
-        (Request(1, 1, train_as_prompt=True), "train_as_prompt, which has no effect without a"),
-        (Request(1, 1, pauses=True), "pauses, which has no effect without a limit"),
-        (Request(1, 1, limit=7), "with limit 7; it must be from 1 to max_new_tokens 6"),
-        (Request(1, 1, temperature=-1.0), "with temperature -1.0; it must be finite"),
+        (one(text="x" * 41), "Prompt '1', with the text of collector Plan("),
+        (one(text="x" * 41), "has 41 tokens, but the model's context leaves room for 40"),
+        (Request(2, 1, responses=A), "with 1 responses for 2 rollouts"),
+        (one(sampled=False), "of complete responses, but brings none"),
+        (one(sampled=False, responses=A, limit=3), "temperature and entropy_stats have no"),
+        (one(train_as_prompt=True), "train_as_prompt, which has no effect without a"),
+        (one(pauses=True), "pauses, which has no effect without a limit"),
+        (one(limit=7), "with limit 7; it must be from 1 to max_new_tokens 6"),
+        (one(temperature=-1.0), "with temperature -1.0; it must be finite"),
         (Request(2, 1, fixed=(CELLS,)), "with fixed tokens of 1 of 2 rollouts, and 0 responses"),
-        (Request(1, 1, fixed=(CELLS,), responses=(ONE,)), "of 1 of 1 rollouts, and 1 responses"),
-        (Request(1, 1, fixed=(np.ones(7, int),)), "tokens of shape (7,) and dtype int64"),
-        (Request(1, 1, fixed=(0.5 * CELLS,)), "they must be integers, at most 6"),
-        (Request(1, 1, fixed=(CELLS,)), "with fixed tokens, which slots cannot serve"),
-        (Request(1, 1, role=6), "with role 6; roles are 0 to 5"),
-        (
-            Request(1, 1, sampled=False, responses=(Response(np.int32([300])),)),
-            "a response to prompt '1' holds token 300, outside the vocabulary of 259",
-        ),
-        (
-            Request(1, 1, sampled=False, responses=(Response("abcdef"),)),
-            "a response to prompt '1' has 7 tokens; the longest response has 6",
-        ),
-        (
-            Request(1, 1, responses=(Response("abcdef"),)),
-            "a response to prompt '1' begins with 6 tokens; the longest response has 6",
-        ),
-        (
-            Request(1, 1, sampled=False, responses=(Response(np.int32([])),)),
-            "a response to prompt '1' has no tokens",
-        ),
-        (Request(1, 1, responses=(Response("a", reward=1.0),)), "is to be continued, so it cannot"),
-        (
-            Request(1, 1, sampled=False, responses=(Response("a", finish=2),)),
-            "is not sampled, but its finish is 2",
-        ),
-        (
-            Request(1, 1, responses=(Response("ab", behavior_logp=np.zeros(3)),)),
-            "has 2 tokens, and behavior_logp of shape (3,)",
-        ),
-        (
-            Request(1, 1, reward=lambda texts: [1.0, 2.0]),
-            "prompt 1 returned shape (2,) for 1 texts",
-        ),
-        (
-            Request(1, 1, reward=lambda texts: [-np.inf]),
-            "prompt 1 returned -inf; it must return finite numbers, or NaN for none",
-        ),
+        (one(fixed=(CELLS,), responses=A), "of 1 of 1 rollouts, and 1 responses"),
+        (one(fixed=(np.ones(7, int),)), "tokens of shape (7,) and dtype int64"),
+        (one(fixed=(0.5 * CELLS,)), "they must be integers, at most 6"),
+        (one(fixed=(CELLS,)), "with fixed tokens, which slots cannot serve"),
+        (one(role=6), "with role 6; roles are 0 to 5"),
+        (stored(np.int32([300])), "prompt '1' holds token 300, outside the vocabulary of 259"),
+        (stored("abcdef"), "a response to prompt '1' has 7 tokens; the longest response has 6"),
+        (begun("abcdef"), "prompt '1' begins with 6 tokens; the longest response has 6"),
+        (stored(np.int32([])), "a response to prompt '1' has no tokens"),
+        (begun("a", reward=1.0), "is to be continued, so it cannot"),
+        (stored("a", finish=2), "is not sampled, but its finish is 2"),
+        (begun("ab", behavior_logp=np.zeros(3)), "has 2 tokens, and behavior_logp of shape (3,)"),
+        (one(reward=lambda texts: [1.0, 2.0]), "prompt 1 returned shape (2,) for 1 texts"),
+        (one(reward=lambda texts: [-np.inf]), "prompt 1 returned -inf; it must return finite"),
     ],
 )
 def test_requests_that_nothing_can_serve_are_refused(tiny, request_, message):
@@ -333,22 +320,20 @@ def test_requests_that_nothing_can_serve_are_refused(tiny, request_, message):
     assert message in str(error.value)
 
 
-TWO = Request(1, 2)
+TWO, ROWS, NEEDS = Request(1, 2), (((0, 0),), ((1, 0),)), "set its attribute {} to True"
+FIXED, LIMITED, SENT = one(fixed=(CELLS,)), one(limit=3), one(text="x")
+MIXED_ROWS = (((0, 0), (1, 0)), ((2, 0),))
 
 
 @for_each(
     ("name", "requests", "rows", "options", "message"),
     [
-        ("rounds", (Request(1, 1, fixed=(CELLS,)),), (((0, 0),),), {"fixes_tokens": False},
-         "its attribute fixes_tokens must be True"),
-        ("rounds", (Request(1, 1, limit=3), TWO), (((0, 0),), ((1, 0),)), {},
-         "set its attribute needs_slots to True"),
-        ("slots", (Request(1, 1, text="x"), TWO), (((0, 0),), ((1, 0),)), {"sends_text": False},
-         "set its attribute sends_text to True"),
-        ("slots", (Request(1, 1), Request(1, 1, text="x"), TWO), (((0, 0), (1, 0)), ((2, 0),)), {},
-         "the prompts of row 0, of prompt '1', do not begin"),
+        ("rounds", (FIXED,), ROWS[:1], {"fixes_tokens": False}, "fixes_tokens must be True"),
+        ("rounds", (LIMITED, TWO), ROWS, {}, NEEDS.format("needs_slots")),
+        ("slots", (SENT, TWO), ROWS, {"sends_text": False}, NEEDS.format("sends_text")),
+        ("slots", (one(), SENT, TWO), MIXED_ROWS, {}, "prompts of row 0, of prompt '1', do not"),
     ],
-)  # fmt: skip
+)
 def test_what_a_plan_cannot_ask_for_is_told(tiny, name, requests, rows, options, message):
     """A need that a collector does not state, and prompts that share no first token in a row."""
     with pytest.raises(ValueError, match=message):

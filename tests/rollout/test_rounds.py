@@ -5,12 +5,11 @@ import random
 from collections import deque
 
 import numpy as np
-import pytest
+from bad_calls import bad_calls, raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import for_each
 
-from jaxrl_llm.corrections import staleness_capacity
 from jaxrl_llm.rollout import (
     Completion,
     FinishedGroup,
@@ -220,49 +219,6 @@ def test_a_simulated_buffer_never_lags_by_more(alpha, batch, seed):
     assert most <= batch + math.ceil(alpha * batch)
 
 
-@for_each(
-    ("eta", "version", "batch", "accepted", "running", "most", "expected"),
-    [
-        (0, 0, 8, 0, 0, 64, 8),
-        (4, 0, 8, 0, 0, 64, 40),
-        (4, 3, 8, 40, 10, 64, 14),
-        (0, 5, 8, 48, 0, 64, 0),
-    ],
-)
-def test_capacity_of_areal(eta, version, batch, accepted, running, most, expected):
-    options = {"batch_size": batch, "max_staleness": eta, "max_concurrent": most}
-    assert int(staleness_capacity(version, accepted, running, **options)) == expected
-
-
-@for_each("eta", [0, 1, 3])
-@for_each("batch", [1, 4])
-def test_staleness_never_exceeds_eta_where_rollouts_are_rejected_and_interrupted(eta, batch):
-    options = {"batch_size": batch, "max_staleness": eta, "max_concurrent": 3 * batch + 1}
-    rng, accepted, used, seen = random.Random(7 * eta + batch), 0, 0, set()
-    running: list[list[int]] = []  # versions of the tokens, in the order of the start
-    ready: list[list[int]] = []
-    for version in range(9):
-        while len(ready) < batch:
-            while int(staleness_capacity(version, accepted, len(running), **options)) > 0:
-                running.append([])
-            for tokens in running:
-                tokens.append(version)
-            # Consumption is first in, first out: what is accepted leaves in that order.
-            if rng.random() < 0.6:
-                tokens = running.pop(0)
-                if rng.random() < 0.7:
-                    ready.append(tokens)
-                    accepted += 1
-        for tokens in ready[:batch]:
-            seen.add(version - min(tokens))
-            assert version - min(tokens) <= eta
-            assert tokens == sorted(tokens)
-        used += batch
-        ready = ready[batch:]
-        assert accepted - used <= eta * batch
-    assert max(seen) == eta or eta == 3  # the bound is reached, not only kept
-
-
 def test_the_first_to_finish():
     times = np.array([[3.0, 1.0, 2.0, np.inf], [5.0, 5.0, 5.0, 5.0], [np.inf, 9.0, np.inf, np.inf]])
     assert first_g_finished(times, group_size=2).tolist() == [
@@ -273,41 +229,30 @@ def test_the_first_to_finish():
     assert first_g_finished(times[0], group_size=4).tolist() == [True, True, True, False]
 
 
-@for_each(
-    ("call", "error", "words"),
-    [
-        (lambda: roll_budget([-1], batch_size=4, alpha=0.0), ValueError, "steps must not be neg"),
-        (lambda: roll_budget([1], batch_size=0, alpha=0.0), ValueError, "batch_size must be above"),
-        (lambda: roll_budget([1], batch_size=4, alpha=-1.0), ValueError, "alpha must not be neg"),
-        (
-            lambda: roll_budget([0.5], batch_size=4, alpha=1.0),
-            TypeError,
-            "steps must hold integers",
-        ),
-        (lambda: roll_budget([1], batch_size=4, alpha=math.inf), ValueError, "alpha must be fini"),
-        (lambda: roll_budget([1], batch_size=2.5, alpha=0.0), TypeError, "must be an integer"),
-        (lambda: usable([1], step=1, alpha=math.inf), ValueError, "usable: alpha must be finite"),
-        (lambda: usable([[1]], step=1, alpha=0.0), ValueError, "start_step must have 1 axis"),
-        (lambda: usable([1], step=-1, alpha=0.0), ValueError, "step must not be negative"),
-        (lambda: usable([1], step=1, alpha=0.5, batch_size=0), ValueError, "batch_size must be"),
-        (lambda: first_g_finished([1.0], group_size=2), ValueError, "from 1 to 1; got 2"),
-        (lambda: first_g_finished([1.0], group_size=0), ValueError, "from 1 to 1; got 0"),
-        (lambda: first_g_finished([np.nan], group_size=1), ValueError, "finish_time must be numb"),
-        (lambda: resume_budget([-1], max_new_tokens=3), ValueError, "length must not be negative"),
-        (lambda: resume_budget([1], max_new_tokens=3, segment=0), ValueError, "segment must be"),
-        (lambda: resume_budget([1], max_new_tokens=[3, 3]), ValueError, r"\(1,\); got \(2,\)"),
-        (
-            lambda: off_policy_fraction([1.0], [True], current_version=1),
-            TypeError,
-            "versions must hold integers",
-        ),
-        (
-            lambda: off_policy_fraction([1, 2], [True], current_version=1),
-            ValueError,
-            r"mask must have shape \(2,\); got \(1,\)",
-        ),
-    ],
-)
-def test_bad_input(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
+BAD = r"""
+ValueError:
+roll_budget([-1], batch_size=4, alpha=0.0)  # steps must not be neg
+roll_budget([1], batch_size=0, alpha=0.0)  # batch_size must be above
+roll_budget([1], batch_size=4, alpha=-1.0)  # alpha must not be neg
+roll_budget([1], batch_size=4, alpha=math.inf)  # alpha must be fini
+usable([1], step=1, alpha=math.inf)  # alpha must be finite
+usable([[1]], step=1, alpha=0.0)  # start_step must have 1 axis
+usable([1], step=-1, alpha=0.0)  # step must not be negative
+usable([1], step=1, alpha=0.5, batch_size=0)  # batch_size must be
+first_g_finished([1.0], group_size=2)  # from 1 to 1; got 2
+first_g_finished([1.0], group_size=0)  # from 1 to 1; got 0
+first_g_finished([np.nan], group_size=1)  # finish_time must be numb
+resume_budget([-1], max_new_tokens=3)  # length must not be negative
+resume_budget([1], max_new_tokens=3, segment=0)  # segment must be
+resume_budget([1], max_new_tokens=[3, 3])  # \(1,\); got \(2,\)
+off_policy_fraction([1, 2], [True], current_version=1)  # mask must have shape \(2,\); got \(1,\)
+TypeError:
+roll_budget([0.5], batch_size=4, alpha=1.0)  # steps must hold integers
+roll_budget([1], batch_size=2.5, alpha=0.0)  # must be an integer
+off_policy_fraction([1.0], [True], current_version=1)  # versions must hold integers
+"""
+
+
+@for_each(("error", "call", "message"), bad_calls(BAD))
+def test_bad_input(error, call, message):
+    raises(error, call, message, globals())

@@ -71,23 +71,6 @@ def test_prompts_read_in_blocks_have_the_keys_and_values_of_one_pass(tiny, fill,
         assert not ours.keys[..., 14:].any() and not ours.values[..., 14:, :].any()
 
 
-def test_one_prefill_for_siblings_equals_one_each(fill, decode):
-    together = copied(decode(fill({0: PROMPTS[0]}, ALL & [[True], [False]], IDS), 24))
-    alone = []
-    for request in range(3):
-        ids = np.full_like(IDS, request)
-        slots = fill({1: PROMPTS[0]}, ALL & [[False], [True]] & [True, False, False], ids)
-        alone.append(copied(decode(slots, 24)))
-    for request, slots in enumerate(alone):
-        n = together.length[0, request]
-        assert n == slots.length[1, 0]
-        ours, theirs = together.out.tokens[0, request, :n], slots.out.tokens[1, 0, :n]
-        assert ours.tolist() == theirs.tolist()
-        ours, theirs = together.out.behavior_logp[0, request], slots.out.behavior_logp[1, 0]
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    assert len({slots.out.tokens[1, 0].tobytes() for slots in alone}) == 3
-
-
 def test_inactive_slots_are_unchanged(fill, decode):
     take = np.array([[False, True, False], [True, False, False]])
     slots = fill(PROMPTS, take, IDS)

@@ -41,13 +41,6 @@ def test_the_marginal_is_p(p, q):
     np.testing.assert_allclose(marginal(p, q), p, atol=2.0 / N)
 
 
-def test_the_marginal_of_naive_acceptance_is_not():
-    """What the test above would say if the token after a rejection came from p itself."""
-    accept = np.minimum(1, P[0] / Q[0])
-    naive = Q[0] * accept + (1 - (Q[0] * accept).sum()) * P[0]
-    assert np.abs(naive - P[0]).max() > 0.1
-
-
 def test_the_share_accepted_is_the_overlap():
     n = np.concatenate(
         [

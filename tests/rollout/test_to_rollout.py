@@ -65,10 +65,7 @@ def test_the_batch_of_an_engine_is_that_of_the_sampler():
     ("groups", "message"),
     [
         ([], "there are no groups"),
-        (
-            [finished("a", [1, 2]), finished("b", [1])],
-            "group 'b' has 1 completions, but the first group has 2",
-        ),
+        ([finished("a", [1, 2]), finished("b", [1])], "group 'b' has 1 completions, but the first"),
         ([finished("a", [1], prompt=[1] * 4)], "the prompt of group 'a' has 4 tokens, more than"),
         ([finished("a", [5])], "request 0 of group 'a' has 5 tokens, more than max_new_tokens 4"),
         ([finished("a", [2], UNFINISHED)], "request 0 of group 'a' is unfinished"),

@@ -2,11 +2,11 @@
 
 import threading
 from concurrent.futures import Future
-from functools import partial
 
 import jax
 import numpy as np
 import pytest
+from models.forwards import scores_of
 from rollout.groups import assert_same, by_request
 from rows import for_each
 
@@ -120,19 +120,6 @@ def test_turns_equal_one_after_the_other_and_nothing_is_read_twice(
     assert generation.stop() == []
 
 
-@pytest.mark.slow
-def test_late_answers_change_nothing_and_free_their_slots(
-    engine, generate, one_turn_at_a_time, monkeypatch
-):
-    taken = []
-    function = engine.functions["take_slot"]
-    monkeypatch.setitem(engine.functions, "take_slot", lambda *a: taken.append(1) or function(*a))
-    dialog = Dialog(lambda request: 0.3 if request % 3 == 0 else 0.01)
-    result = by_request(list(generate(engine, *groups(dialog))))
-    assert taken  # six slots, and twenty requests
-    assert_same(result, one_turn_at_a_time())
-
-
 class Unanswered:
     """``follow`` of responses of one turn, which end no earlier than :meth:`answer`."""
 
@@ -208,8 +195,8 @@ def test_late_answers_on_a_mesh_come_back_as_themselves(make, tiny, generate):
         np.testing.assert_array_equal(result[request].out.version, each.out.version)
 
 
-def test_late_answers_of_a_response_that_began_with_tokens(engine, generate):
-    """It comes back as it left, not as it began."""
+def test_late_answers_of_a_response_that_began_with_tokens(engine, generate, left):
+    """It frees its slot, and comes back as it left, not as it began."""
     whole = by_request(list(generate(engine, *groups(Dialog()))))
     begun = {r: Completion(r, slice_tokens(c.out, 0, 1), UNFINISHED) for r, c in whole.items()}
 
@@ -222,6 +209,7 @@ def test_late_answers_of_a_response_that_began_with_tokens(engine, generate):
     expected = by_request(list(generate(engine, *partial(Dialog()))))
     dialog = Dialog(lambda request: 0.3 if request % 3 == 0 else 0.01)
     result = by_request(list(generate(engine, *partial(dialog))))
+    assert left  # six slots, and twenty requests
     for request, each in expected.items():
         assert result[request].tokens.tolist() == each.tokens.tolist(), request
 
@@ -285,10 +273,8 @@ def test_new_weights_between_turns_recompute_what_waits(engine, generate, tiny, 
             answer(request)
         generation.step()
     rollout = jr.rollout.to_rollout(list(generation), max_new_tokens=T, prompt_width=3)
-    fields = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
-    scored = jax.jit(partial(jr.train.score, model))
     for version, weights in enumerate((params, other)):
-        logp, _ = scored(weights, *fields)
+        logp = scores_of(model, weights, rollout)
         sampled = rollout.mask & (rollout.version == version)
         assert sampled.sum() > 100
         np.testing.assert_allclose(rollout.model_logp[sampled], logp[sampled], atol=1e-5)

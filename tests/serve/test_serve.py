@@ -542,6 +542,10 @@ def call_of(**call):
     return {"messages": [{"role": "assistant", "tool_calls": [call]}, MESSAGES[1]]}
 
 
+def said(content, role="user", **fields):
+    return {"messages": [{"role": role, "content": content, **fields}]}
+
+
 DEEP = {"name": "f", "arguments": "[" * 5_000}
 WRONG = {
     "not JSON": (GENERATE, b"{", 400, "not JSON"),
@@ -549,12 +553,7 @@ WRONG = {
     "a list": (GENERATE, [1], 400, "must be a JSON object"),
     "no tokens": (GENERATE, {}, 400, "token_ids must be a list of at least one"),
     "empty": (GENERATE, {"token_ids": []}, 400, "at least one"),
-    "outside": (
-        GENERATE,
-        {"token_ids": [1, 259]},
-        400,
-        "token_ids[1] must be an integer from 0 to",
-    ),
+    "outside": (GENERATE, {"token_ids": [1, 259]}, 400, "token_ids[1] must be an integer from 0"),
     "negative": (GENERATE, {"token_ids": [-1]}, 400, "token_ids[0]"),
     "a flag": (GENERATE, {"token_ids": [True]}, 400, "token_ids[0]"),
     "too long": (GENERATE, {"token_ids": [1] * 41}, 400, "has 41 tokens"),
@@ -577,20 +576,10 @@ WRONG = {
     "stop": (*of_params(stop=[""]), 400, "stop must be a string"),
     "penalty": (*of_params(presence_penalty=0.5), 400, "presence_penalty 0.5 is not served"),
     "no messages": (CHAT, {"messages": []}, 400, "at least one"),
-    "role": (CHAT, {"messages": [{"role": "x", "content": ""}]}, 400, "Message 0 must have a role"),
-    "deep": (
-        CHAT,
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": DEEP}]}]},
-        400,
-        "The arguments of a call of 'f' are not JSON",
-    ),
-    "last": (CHAT, {"messages": [{"role": "assistant", "content": ""}]}, 400, "nothing to answer"),
-    "image": (
-        CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        400,
-        "not of type text",
-    ),
+    "role": (CHAT, said("", role="x"), 400, "Message 0 must have a role"),
+    "deep": (CHAT, call_of(function=DEEP), 400, "The arguments of a call of 'f' are not JSON"),
+    "last": (CHAT, said("", role="assistant"), 400, "nothing to answer"),
+    "image": (CHAT, said([{"type": "image_url"}]), 400, "not of type text"),
     "tool": (CHAT, {"messages": MESSAGES, "tools": [{"type": "x"}]}, 400, "type 'x' is not served"),
     "tool field": (
         CHAT,
@@ -601,21 +590,11 @@ WRONG = {
     "schema": (CHAT, tool_of(name="add", parmeters={}), 400, "did you mean 'parameters'?"),
     "strict": (CHAT, tool_of(name="add", strict=True), 400, "strict True is not served"),
     "parallel": (CHAT, {"messages": MESSAGES, "parallel_tool_calls": 1}, 400, "true or false"),
-    "part": (
-        CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "text", "txt": "2"}]}]},
-        400,
-        "A part of message 0 has an unknown field 'txt'; did you mean 'text'?",
-    ),
+    "part": (CHAT, said([{"type": "text", "txt": "2"}]), 400, "'txt'; did you mean 'text'?"),
     "call": (CHAT, call_of(type="x", function=CALL), 400, "type 'x' is not served"),
     "call field": (CHAT, call_of(function=CALL, name="add"), 400, "unknown field 'name'"),
     "call of": (CHAT, call_of(function=CALL | {"args": 1}), 400, "unknown field 'args'"),
-    "thought": (
-        CHAT,
-        {"messages": [{"role": "user", "content": "", "reasoning_content": "Hm."}]},
-        400,
-        "Message 0 of role user has reasoning_content",
-    ),
+    "thought": (CHAT, said("", reasoning_content="Hm."), 400, "of role user has reasoning_content"),
     "top": (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, 400, "top_logprobs 2 is not served"),
     "weights": ("/weights", {"path": "x"}, 403, "started with a key"),
     "path": ("/v1/nothing", {}, 404, "Not Found"),
@@ -683,7 +662,8 @@ def test_requests_for_scores_wait_counted_and_without_a_thread(monkeypatch):
             for path, other in ((GENERATE, body), (CHAT, {"messages": MESSAGES})):
                 status, reply = service.ask(path, other)
                 assert status == 503 and "2 requests wait already" in reply["error"]["message"]
-        time.sleep(0.2)  # until the server sees that the second client has left
+        # Only the first client's connection is left once the server sees that the second is gone.
+        wait_until(lambda: len(service._http.server_state.connections) == 1)
         go.set()
         assert first.result(60)[0] == 200
     wait_until(lambda: service.tokens.open_requests == 0)
