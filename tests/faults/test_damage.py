@@ -113,13 +113,6 @@ def test_a_renamed_checkpoint_is_not_that_of_its_name(copied):
     assert checkpoints.last == 1
 
 
-def test_a_lost_list_of_checksums_is_a_lost_file(copied):
-    checkpoints, states = copied
-    (checkpoints.path(2) / "record.json").unlink()
-    with pytest.warns(UserWarning, match="passed over: its file record.json is missing"):
-        assert_same(checkpoints.restore(make_state(seed=5)[1]), states[1])
-
-
 def test_a_run_goes_on_from_the_last_good_one(whole_run, tmp_path):
     config = tiny_run(tmp_path, checkpoint=CheckpointConfig(every=2))
     train(tiny_run(tmp_path, checkpoint=CheckpointConfig(every=2), steps=4))

@@ -9,7 +9,7 @@ import pytest
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.models import KV, AttentionContext, empty_cache, make_model, prefill
+from jaxrl_llm.models import AttentionContext, empty_cache, make_model, prefill
 from jaxrl_llm.models.layers import ExpertsConfig, LayerKind, LinearAttentionConfig
 from jaxrl_llm.models.linear import RMSNorm
 from jaxrl_llm.models.transformer import param_shapes
@@ -184,18 +184,11 @@ def test_shapes_and_count_without_allocating(kind):
     assert jr.models.param_shapes(model)["norm"] is not None
 
 
-def _no_mask():
-    """A context whose prefix comes without its mask."""
-    prefix = (KV(jnp.zeros((P, 2, 8, 3)), jnp.zeros((P, 2, 3, 8))),) * 2
-    return AttentionContext(mask=jnp.ones((P, G, T), bool), prefix=prefix)
-
-
 @for_each(
     ("change", "message"),
     [
         ({"tokens": np.zeros((P, T), np.int32)}, "tokens must have 3 axes"),
         ({"positions": np.zeros((P, G, T + 1), np.int32)}, "these must have the same shape"),
-        ({"context": _no_mask()}, "context.prefix needs context.prefix_mask"),
         ({"remat": "everything"}, "remat must be one of 'none', 'full', 'dots'"),
         ({"delta": {"layers": {"9": {}}}}, "delta names 'layers/9', which the model does not have"),
         ({"delta": {"norm": (0, 0, 1)}}, "delta 'norm' is not at a linear layer"),

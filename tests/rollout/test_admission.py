@@ -47,12 +47,6 @@ def test_peak_equals_a_count_at_every_step(rows):
     assert future_peak(*columns(rows)) == counted(rows)
 
 
-@quick
-@given(ROWS, st.integers(0, 30), st.integers(0, 12))
-def test_another_row_never_lowers_the_peak(rows, used, remaining):
-    assert future_peak(*columns([*rows, (used, remaining)])) >= future_peak(*columns(rows))
-
-
 def test_a_quantile_of_each_row_draws_from_what_is_longer():
     history, rng = [10, 20, 30, 40, 40], np.random.default_rng(0)
     options = {"max_new_tokens": 99}
@@ -118,12 +112,6 @@ def one_by_one(rows, queue, capacity, free_slots) -> int:
 def test_admission_is_first_in_first_out_and_stops_at_the_first_refusal(rows, queue, cap, free):
     result = admit(*columns(rows), *columns(queue), capacity=cap, free_slots=free)
     assert result == one_by_one(rows, queue, cap, free)
-
-
-def test_a_short_request_does_not_pass_a_long_one():
-    rows, queue = ([10], [5]), ([50, 1], [50, 1])
-    assert admit(*rows, *queue, capacity=60, free_slots=2) == 0
-    assert admit(*rows, queue[0][1:], queue[1][1:], capacity=60, free_slots=2) == 1
 
 
 def test_admission_below_capacity_and_of_active_rows():

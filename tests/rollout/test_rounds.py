@@ -140,17 +140,6 @@ def test_budgets():
     assert int(resume_budget(3, max_new_tokens=8)) == 5
 
 
-def test_segments_add_up_to_the_whole_response():
-    lengths, limit, segment = np.array([3, 16, 17, 100, 128, 400]), 128, 16
-    done, rounds = np.zeros_like(lengths), 0
-    while (unfinished := (done < lengths) & (done < limit)).any():
-        budget = resume_budget(done, max_new_tokens=limit, segment=segment)
-        done += np.where(unfinished, np.minimum(budget, lengths - done), 0)
-        rounds += 1
-    assert done.tolist() == [3, 16, 17, 100, 128, 128]
-    assert rounds == 8
-
-
 def test_roll_budget():
     assert roll_budget([0, 1, 2, 3], batch_size=8, alpha=0.0).tolist() == [0, 8, 16, 24]
     # At most two batches before the first update.
