@@ -94,23 +94,6 @@ def test_every_method_is_described_in_a_terminals_width(method):
     assert all(len(line) <= 100 for line in lines)
 
 
-@pytest.mark.slow
-def test_presets_by_name_train(capsys, tmp_path):
-    path = config_file(tmp_path)
-    short = ["--steps", "1", "--recipe"]
-    code, out, err = run(capsys, "train", path, "--run-dir", tmp_path / "a", *short, "spo_tracker")
-    assert code == 0 and "spo_tracker, 4 prompts x 2 rollouts a step" in out, err
-    words = ["--critic.learning-rate", "1e-3", *short, "ppo"]
-    code, out, err = run(capsys, "train", path, "--run-dir", tmp_path / "b", *words)
-    assert code == 0 and "ppo, 4 prompts" in out, err
-    row = json.loads((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[0])
-    assert row["critic_loss"] >= 0
-    # The command that is shown for an interrupted run: the same and --resume.
-    words += ["--run-dir", str(tmp_path / "b"), "--resume", "--steps", "2"]
-    code, out, err = run(capsys, "train", path, *words)
-    assert code == 0 and "The checkpoint of step 2" in out, err
-
-
 @for_each(
     ("name", "code", "parts"),
     [
@@ -166,19 +149,6 @@ def test_a_preset_of_evolution_is_a_recipe_of_the_example_config(capsys, name):
         options.parse_config(config, words[:2])
     text = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert f"remat has no effect with '{name}', which has no backward pass" in text
-
-
-@pytest.mark.slow
-def test_a_preset_of_evolution_by_name_trains(capsys, tmp_path):
-    path, run_dir = config_file(tmp_path), tmp_path / "run"
-    words = ["--run-dir", run_dir, "--recipe", "eggroll", "--remat", "full", "--steps", "1"]
-    words += ["--optimizer.name", "sgd", "--optimizer.max-grad-norm", "None"]
-    code, out, err = run(capsys, "train", path, *words)
-    assert code == 0 and "eggroll, 4 prompts" in out, err
-    row = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
-    assert row["missing"] == 0 and row["member_std"] >= 0
-    code, _, err = run(capsys, "train", path, "--run-dir", tmp_path / "b", "--recipe", "egroll")
-    assert code == 2 and "no preset 'egroll'. Did you mean 'eggroll'" in " ".join(err.split())
 
 
 def test_options_of_the_command_change_the_optimizer_of_the_recipe():

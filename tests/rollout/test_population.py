@@ -94,7 +94,6 @@ def check_members(result, prompts, one, alone, *, shared=True, tries=1, **option
 
 CASES = {
     "shared": (True, 0, UNLIKE, "frozen"),
-    "shared, shared prefix": (True, 2, ALIKE, "frozen"),
     "shared, shared prefix, every leaf": (True, 2, ALIKE, "full"),
     "dealt out": (False, 0, UNLIKE, "full"),
     "dealt out, shared prefix": (False, 2, ALIKE, "frozen"),
