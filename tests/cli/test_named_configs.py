@@ -74,6 +74,7 @@ def test_a_named_configuration_trains_and_is_recorded(capsys, path):
     named, words = f"{path}:short", ["--optimizer.learning-rate", "3e-3"]
     code, out, err = run(capsys, "train", named, *words)
     assert code == 0 and "The checkpoint of step 1" in out, err
+    assert "dr_grpo, 4 prompts x 2 rollouts a step" in out
     record = json.loads(Path("runs/short/run.json").read_text())
     assert record["config"] == named
     assert record["overrides"] == words

@@ -75,25 +75,18 @@ def model_folder(folder, *files):
     return folder
 
 
-def test_local_folder(tmp_path):
+def test_a_local_name_is_a_folder_or_a_file(tmp_path, monkeypatch):
     folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
     assert resolve(folder) == (folder, folder / "config.json", folder)
     assert resolve(str(folder)) == resolve(folder)
     indexed = model_folder(tmp_path / "n", "config.json", "model.safetensors.index.json")
     assert resolve(indexed).weights == indexed
-
-
-def test_local_gguf(tmp_path):
-    folder = model_folder(tmp_path / "m", "a.gguf")
+    folder = model_folder(tmp_path / "o", "a.gguf")
     file = folder / "a.gguf"
     assert resolve(file) == (file, file, file)
     assert resolve(folder) == (file, file, file)
-
-
-def test_home_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    model_folder(tmp_path / "m", "a.gguf")
-    assert locate("~/m/a.gguf") == tmp_path / "m" / "a.gguf"
+    assert locate("~/o/a.gguf") == file
 
 
 @for_each(
@@ -139,21 +132,17 @@ def hub(tmp_path, monkeypatch):
     return folder, asked
 
 
-def test_hugging_face_repository(hub):
+def test_what_is_fetched_of_a_repository(hub):
     folder, asked = hub
     model_folder(folder, "config.json", "model.safetensors", "tokenizer.json")
-    assert resolve("owner/name").weights == folder
-    assert {"config.json", "tokenizer.json", "model*.safetensors"} <= asked[0]
-    assert not any("bin" in pattern or pattern == "*" for pattern in asked[0])
-
-
-def test_weights_that_nobody_reads_are_not_fetched(hub):
-    folder, asked = hub
-    model_folder(folder, "config.json", "tokenizer.json")
-    found = resolve("owner/name", weights=False)
-    assert found == (folder, folder / "config.json", folder)
-    assert {"config.json", "tokenizer.json"} <= asked[0]
-    assert not any("safetensors" in pattern for pattern in asked[0])
+    expected = (folder, folder / "config.json", folder)
+    assert resolve("owner/name") == expected == resolve("owner/name", weights=False)
+    whole, bare = asked
+    assert {"config.json", "tokenizer.json", "model*.safetensors"} <= whole
+    assert not any("bin" in pattern or pattern == "*" for pattern in whole)
+    # Weights that nobody reads are left out.
+    assert {"config.json", "tokenizer.json"} <= bare
+    assert not any("safetensors" in pattern for pattern in bare)
 
 
 def test_weights_are_fetched_last(hub):
