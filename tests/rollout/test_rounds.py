@@ -80,7 +80,7 @@ def test_a_run_of_several_rounds_loses_nothing(lengths, data, n, more):
     accepted = [data.draw(st.booleans()) for _ in lengths]
     by_request = [length for pair in lengths for length in pair]
     new = iter([Group(i, [1], (2 * i, 2 * i + 1)) for i in range(len(lengths))])
-    buffered, trained, rejected = deque(), [], []
+    buffered, trained, rejected, begun = deque(), [], [], set()
 
     def accept(done):
         rejected.extend([] if accepted[done.id] else [done.id])
@@ -95,6 +95,9 @@ def test_a_run_of_several_rounds_loses_nothing(lengths, data, n, more):
         back = [group.id for group in buffered if group.id in generation.started]
         assert len(batch) + len(rejected) - first + len(back) == len(generation.started)
         assert len(batch) + len(back) <= n + more
+        begun.update(generation.started)
+        if len(lengths) - 1 not in begun:  # while others wait, one begins for each that is rejected
+            assert len(batch) + len(back) == n + more
         assert len(batch) == n or not buffered
         trained += [done.id for done in batch]
         assert all(accepted[done.id] for done in batch)
