@@ -32,7 +32,7 @@ from jaxrl_llm.testing import tiny_config
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 
-LAYERS, DTYPES = (6, 30), ("float32", "bfloat16")
+LAYERS, TINY_LAYERS, DTYPES = (6, 30), (1, 2), ("float32", "bfloat16")
 PROMPTS, ROLLOUTS, RESPONSE, PROMPT, SHARED = 8, 8, 16, 60, 40
 PARTS = ("trace_and_lower", "compile", "read")
 
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     harness.refuse_peers(parser, options)
     checkouts = harness.checkouts(options.before)
     ours: dict[str, Any] = {}
-    for layers, dtype in itertools.product((1, 2) if options.tiny else LAYERS, DTYPES):
+    for layers, dtype in itertools.product(TINY_LAYERS if options.tiny else LAYERS, DTYPES):
         rounds = [
             {
                 name: _seconds(folder, layers, dtype, options.tiny)

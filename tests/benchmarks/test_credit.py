@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rows import for_each
 
-from benchmarks import credit, credit_page, credit_rules, credit_world, harness
+from benchmarks import credit, credit_rules, credit_world, harness
 
 BY_NAME = {rule.name: rule for rule in credit_rules.RULES}
 
@@ -116,10 +116,6 @@ def test_a_tiny_run(capsys):
         assert "rloo" in task["rules"] and "grpo" not in task["rules"]
 
 
-def test_measured_part_is_current():
-    assert credit_page.main(["--check"]) == 0, "run python -m benchmarks.credit_page"
-
-
 RESULTS = [json.loads(path.read_text()) for path in sorted(harness.RESULTS.glob("credit-*.json"))]
 TABLES = [(name, task["rules"]) for result in RESULTS for name, task in result["tasks"].items()]
 
@@ -167,7 +163,3 @@ def test_what_the_page_states_holds(name, rules):
     stale = {rule.name for rule in listed if rule.data == "stale"}
     assert max(stale, key=lambda rule: value(rule, "gain")) == "retrace, stale, exact"
     assert max(stale, key=lambda rule: value(rule, "variance")) == unbiased[4]
-
-
-def test_nothing_was_measured_yet(tmp_path):
-    assert credit_page.measured(tmp_path) == "Nothing yet."

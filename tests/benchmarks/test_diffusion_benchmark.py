@@ -10,8 +10,6 @@ from benchmarks import (
     denoise_speed,
     diffusion,
     diffusion_page,
-    diffusion_training,
-    flow_training,
     harness,
 )
 
@@ -33,10 +31,6 @@ def test_a_tiny_run(capsys):
         assert variance >= row["std"] ** 2 - 1e-3
     consistent = result["worlds"]["consistent"]["exact"]
     np.testing.assert_allclose(consistent["elbo"], consistent["log_likelihood"], atol=1e-4)
-
-
-def test_measured_part_is_current():
-    assert diffusion_page.main(["--check"]) == 0, "run python -m benchmarks.diffusion_page"
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: result["device"])
@@ -73,52 +67,6 @@ def test_verdicts_of_the_page(world):
     size = world["exact"]["log_ratio_rms"]
     assert value("mean field", 1, "ratio_error") > size
     assert value("ELBO, stratified counts", 8, "ratio_error") > size
-
-
-def test_nothing_was_measured_yet(tmp_path):
-    page = diffusion_page
-    for part in (page.measured, page.trained, page.speed, page.flows):
-        assert part(tmp_path) == "Nothing yet."
-
-
-def test_the_page_shows_the_flow_runs_over_seeds(tmp_path):
-    runs = [
-        {"method": m, "steps": 2, "questions": 4, "sampled_before": 0.2, "sampled_after": x}
-        for m in flow_training.METHODS
-        for x in (0.5, 0.7, 0.9)
-    ]
-    work = {"config": "configs/flow.py"}
-    result = {"name": "flow_training", "workload": work, "device": "cpu", "runs": runs}
-    (tmp_path / "flow_training-cpu.json").write_text(json.dumps(result))
-    page = diffusion_page.flows(tmp_path)
-    assert "| `sol_rl_flow` | 2 | 0.200 [0.200, 0.200] | 0.700 [0.500, 0.900] |" in page
-    assert "the mean of 3 seeds" in page
-
-
-def test_the_page_shows_the_runs_and_their_curves(tmp_path):
-    """What a folder has is not trained again."""
-    for name in ("supervised", *diffusion_training.METHODS):
-        run = {
-            "name": name,
-            "steps": 2,
-            "minutes": 1.0,
-            "questions": 7,
-            "curve": [[0, 0.1], [2, 1]],
-        }
-        for way in ("greedy", "sampled"):
-            run |= {f"{way}_after": 0.5, f"{way}_after_interval": [0.4, 0.6]}
-        (tmp_path / f"{name}.json").write_text(json.dumps(run))
-    runs = [diffusion_training.measure(tmp_path, run.stem, "", "") for run in tmp_path.iterdir()]
-    work = {"config": "configs/diffusion.py"}
-    result = {"name": "diffusion_training", "workload": work, "device": "cpu", "runs": runs}
-    (tmp_path / "diffusion_training-cpu.json").write_text(json.dumps(result))
-    for run in runs:
-        (tmp_path / f"{run['name']}.json").unlink()
-    page = diffusion_page.trained(tmp_path)
-    assert "| then `espo` | 2 | 1.0 | 0.500 [0.400, 0.600] | 0.500 [0.400, 0.600] |" in page
-    assert diffusion_page.curves(result) in page
-    diffusion_page.draw_curves(result, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -53,19 +53,6 @@ def test_figures_of_a_run(folders):
     assert first["gain_per_minute"] == {"greedy": 0.6, "sampled": 0.15}
 
 
-def test_results_and_curve(folders, tmp_path, monkeypatch, capsys):
-    results = tmp_path / "results"
-    monkeypatch.setattr(es_quickstart.harness, "RESULTS", results)
-    monkeypatch.setattr(es_quickstart, "CURVE", results / "curve.png")
-    es_quickstart.main(list(map(str, folders)))
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["name"] == "es_quickstart" and len(result["runs"]) == 2
-    assert not results.exists()
-    results.mkdir()
-    es_quickstart.plot(result["runs"], es_quickstart.CURVE)
-    assert es_quickstart.CURVE.read_bytes().startswith(b"\x89PNG")
-
-
 def test_trials_are_settings_and_where_they_came(folders, capsys):
     """As far as the last evaluation; a run without a sigma is none."""
     recipe = "EvolutionRecipe(name='eggroll', sigma=0.003, paper='')"

@@ -1,13 +1,12 @@
 """The benchmark of estimators runs on small sizes, and its page is current."""
 
 import inspect
-import json
 
 import jax.numpy as jnp
 import pytest
 
 import jaxrl_llm as jr
-from benchmarks import estimators, estimators_page, harness
+from benchmarks import estimators
 from benchmarks.estimator_cases import ADVANTAGES, TERMS, inputs_of
 
 ARRAYS = estimators.arrays_of(4, 4, 8)
@@ -43,16 +42,3 @@ def test_a_measurement_has_its_ratios():
     assert all(value > 0 for value in found.values())
     (case,) = (case for case in ADVANTAGES if case.name == "grpo")
     assert estimators.growth(case, lambda s: estimators.arrays_of(4 * s, 4, 2), rounds=1) > 0
-
-
-def test_the_page_is_current():
-    assert estimators_page.main(["--check"]) == 0
-
-
-def test_the_page_names_what_is_above_a_bar():
-    path = next(harness.RESULTS.glob("estimators-*.json"))
-    result = json.loads(path.read_text())
-    slow = {"floor_ms": 1, "forward_ms": 4, "forward_ratio": 4}
-    slow |= {"gradient_ratio": 9, "gradient_own_ratio": 5}
-    result["token_terms"] = {"slow": slow}
-    assert estimators_page.over(result) == "Above a limit: `slow` (forward)."

@@ -1,7 +1,5 @@
 """The benchmark of evolution runs at a tiny size; its figures are those of their formulas."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +12,8 @@ from benchmarks.accelerator import Timed
 
 @pytest.mark.of_many
 @pytest.mark.slow
-def test_runs_at_a_tiny_size(capfd):
-    evolution.main(["--tiny"])
-    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+def test_runs_at_a_tiny_size(ran, few_rounds):
+    result = ran(evolution, "--rounds", 1)
     assert result["name"] == "evolution" and list(result["ours"]) == list(evolution.PARTS)
     layer, decoding, dense, memory = result["ours"].values()
     # 8 rows: the copies of 2 of them take four times as long for all.

@@ -81,23 +81,15 @@ def test_bad_options_are_refused(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_part_is_saved_beside_the_other(tmp_path):
+def test_a_part_is_saved_beside_the_others(tmp_path):
     common = {"name": "gpu", "device": "D"}
-    sampled, trained = {**common, "ours": {"64": 1}}, {**common, "ours": {}, "train": 2}
-    # Nothing was saved before.
-    assert gpu.with_saved(trained, "train", tmp_path) == trained
-    harness.save(sampled, tmp_path)
-    both = {**common, "ours": {"64": 1}, "train": 2}
-    assert gpu.with_saved(trained, "train", tmp_path) == both
-    assert gpu.with_saved({**sampled, "ours": {}}, "sample", tmp_path) == {**common, "ours": {}}
-    harness.save(both, tmp_path)
-    new = {**common, "ours": {"64": 3}}
+    trained, new = {**common, "ours": {}, "train": 2}, {**common, "ours": {"64": 3}}
+    assert gpu.with_saved(trained, "train", tmp_path) == trained  # nothing was saved before
+    harness.save({**trained, "ours": {"64": 1}}, tmp_path)
     assert gpu.with_saved(new, "sample", tmp_path) == {**new, "train": 2}
-    # A third part is beside both of them.
     evolved = {**common, "ours": {}, "evolution": 4}
-    assert gpu.with_saved(evolved, "evolution", tmp_path) == {**both, "evolution": 4}
-    harness.save({**both, "evolution": 4}, tmp_path)
-    assert gpu.with_saved(new, "sample", tmp_path) == {**new, "evolution": 4, "train": 2}
-    # Of another device nothing is taken, and both parts together need nothing.
+    found = gpu.with_saved(evolved, "evolution", tmp_path)
+    assert found == {**evolved, "ours": {"64": 1}, "train": 2}
+    # Of another device nothing is taken, and all parts together need nothing.
     assert gpu.with_saved({**new, "device": "E"}, "sample", tmp_path) == {**new, "device": "E"}
     assert gpu.with_saved(new, "all", tmp_path) == new

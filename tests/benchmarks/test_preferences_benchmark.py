@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rows import for_each
 
-from benchmarks import preferences, preferences_page
+from benchmarks import preferences
 from jaxrl_llm.cli import main
 
 # Odd bytes end a response, so that some of a random model do.
@@ -91,27 +91,3 @@ def test_the_config_has_the_methods():
     names = [x.recipe if isinstance(x.recipe, str) else x.recipe.name for x in configs]
     assert names == ["dpo", *preferences.METHODS[1:]]  # the first is DPO with a likelihood
     assert all(config.offline and config.reward is not None for config in configs)
-
-
-def test_measured_numbers_are_current():
-    assert preferences_page.main(["--check"]) == 0, "run python -m benchmarks.preferences_page"
-
-
-def test_results_become_tables(tmp_path):
-    assert preferences_page.measured(tmp_path) == "Nothing yet."
-    names = ("pairs_after", "greedy_before", "greedy_after", "sampled_after")
-    run = {name: 0.5 for name in names} | {f"{name}_interval": [0.4, 0.6] for name in names}
-    run |= {"method": "ipo", "minutes": 3.21, "held_out_prompts": 7, "questions": 40}
-    table = {"name": "preferences", "device": "D", "workload": {"config": "C"}, "runs": [run]}
-    table["pairs"] = {"rows": 9, "prompts": 4, "minutes": 1.5}
-    (tmp_path / "a.json").write_text(json.dumps(table))
-    seconds = {"median": 2.0, "min": 1.0, "max": 3.0}
-    figures = {"seconds": seconds, "peak_memory_bytes": 1.5e9}
-    step = {"name": "dpo_step", "device": "D", "ours": figures, "peers": {"trl": figures}}
-    step |= {"ratios": {"trl": 4.0}, "versions": {"ours": {}, "trl": {"trl": "1.16.0"}}}
-    step["workload"] = {"model": "M", "dtype": "float32", "pairs": 16}
-    step["workload"] |= {"prompt_tokens": 192, "response_tokens": 64}
-    (tmp_path / "b.json").write_text(json.dumps(step))
-    text = preferences_page.measured(tmp_path)
-    assert "| `ipo` | 3.2 | 0.500 [0.400, 0.600] |" in text and "9 pairs of 4 prompts" in text
-    assert "| trl 1.16.0 | 2 (1 to 3) | 4 | 1.50 |" in text and "the reference in the step" in text

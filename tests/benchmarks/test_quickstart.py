@@ -45,13 +45,6 @@ def test_figures_of_a_run(tmp_path, rows):
     ]
 
 
-def test_targets_are_drawn(tmp_path, rows):
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    run = quickstart.measured(0, tmp_path)
-    quickstart.plot({"quickstart": [run, run], "dapo": [run]}, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_command_names_seed_and_folder(tmp_path, rows, monkeypatch):
     commands = []
 

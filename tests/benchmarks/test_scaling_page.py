@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import asynchrony, scaling, scaling_page
+from benchmarks import asynchrony, scaling
 from benchmarks.scaling import DEVICES, Device, Layout, Shape, Work
 from jaxrl_llm.train.rollouts import may_start
 
@@ -18,10 +18,6 @@ PARAMETERS = {
     "Qwen3-32B": 32_762_123_264,
     "Llama-3.3-70B": 70_553_706_496,
 }
-
-
-def test_the_page_is_current():
-    assert scaling_page.main(["--check"]) == 0, "run python -m benchmarks.scaling_page"
 
 
 def test_saved_models_have_the_sizes_of_their_cards_and_saved_layouts_fit():
@@ -106,21 +102,9 @@ def test_equal_batches_need_one_update_of_staleness_and_the_saved_table_is_simul
         assert again == pytest.approx(row, abs=2e-4)
 
 
-def test_durations_have_their_mean_and_spread():
-    drawn = asynchrony.durations(60.0, 0.5, 100_000, seed=1)
-    assert drawn.mean() == pytest.approx(60, rel=0.01)
-    assert drawn.std() == pytest.approx(30, rel=0.03)
-
-
 def test_devices_are_split_so_that_both_take_as_long():
     assert asynchrony.best_split(64, sample=60, train=60, fixed=0.0) == (32, 120.0)
     count, took = asynchrony.best_split(64, sample=60, train=20, fixed=0.0)
     assert (count, took) == (48, 80.0)
     # What more devices do not shorten needs fewer of them.
     assert asynchrony.best_split(64, sample=60, train=60, fixed=0.9)[0] < 32
-
-
-def test_a_figure_is_drawn(tmp_path):
-    rows = asynchrony.sweep(sample=1.0, train=1.0, spreads=[0.5], batches=20, seed=0)
-    asynchrony.draw(rows, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

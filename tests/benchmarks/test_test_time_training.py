@@ -18,12 +18,12 @@ def test_questions_have_no_answers():
 @pytest.mark.slow
 def test_a_small_run(capsys):
     result = benchmark.main(
-        ["--tiny", "--seeds", "0", "--half", "1", "--steps", "2", "--votes", "4", "--prompts", "2"]
+        ["--tiny", "--seeds", "0", "--half", "1", "--steps", "1", "--votes", "2", "--prompts", "2"]
     )
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
     assert [run["questions"] for run in result["runs"]] == ["held out", "others"]
     for run, trained_on in zip(result["runs"], (3, 9), strict=True):
-        assert (run["steps"], run["trained_on"]) == (2, trained_on)
+        assert (run["steps"], run["trained_on"]) == (1, trained_on)
         gain = run["greedy_after"] - run["greedy_before"]
         assert run["greedy_gain"] == pytest.approx(gain, abs=1e-4)
         assert 0 <= run["majority_before"] <= 1

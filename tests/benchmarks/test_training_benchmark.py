@@ -1,20 +1,13 @@
 """The benchmarks of the training engine run at a tiny size and report what their page needs."""
 
-import json
-
 import pytest
 from rows import for_each
 
 from benchmarks import harness, quickstart_step, training
 
 
-def _run(capfd, *arguments):
-    training.main(["--tiny", *arguments])
-    return json.loads(capfd.readouterr().out.splitlines()[-1])["ours"]
-
-
-def test_logprobs_are_compared_with_whole_logits(capfd):
-    found = _run(capfd, "--part", "logprobs")["logprobs"]
+def test_logprobs_are_compared_with_whole_logits(ran):
+    found = ran(training, "--part", "logprobs")["ours"]["logprobs"]
     ratio = found["seconds"]["ours"]["median"] / found["seconds"]["plain"]["median"]
     assert found["time_of_plain"] == pytest.approx(ratio, rel=0.01)
     assert found["temporary"]["plain"] >= 1  # whole logits are in memory at least once
@@ -22,13 +15,22 @@ def test_logprobs_are_compared_with_whole_logits(capfd):
 
 @pytest.mark.of_many
 @pytest.mark.slow
-def test_steps_by_group_policy_and_devices(capfd):
-    found = _run(capfd, "--part", "growth", "--part", "remat", "--part", "devices")
+def test_steps_by_group_policy_and_devices(ran, few_rounds, monkeypatch):
+    measured, layouts = training._in_a_process, []
+
+    def fsdp_alone(layout, **request):
+        layouts.append(layout)
+        return measured(layout, **request) if "fsdp" in layout else harness.summary([1.0])
+
+    monkeypatch.setattr(training, "_in_a_process", fsdp_alone)
+    parts = ("--part", "growth", "--part", "remat", "--part", "devices")
+    found = ran(training, *parts, "--rounds", 1)["ours"]
     assert len(found["growth"]["doubling"]) == 3
     assert set(found["remat"]) >= {"none", "dots", "full"}
     assert found["remat"]["full"]["product_share"] > 0
     (case,) = found["devices"]["tokens_of_a_device"].values()
-    assert set(case["time_of_one"]) == {"data", "fsdp"}
+    assert case["time_of_one"]["data"] == 1.0 and case["time_of_one"]["fsdp"] > 0
+    assert layouts == [{}, {"data": training.DEVICES}, {"fsdp": training.DEVICES}]
 
 
 def test_a_part_is_saved_beside_the_others(capfd, monkeypatch, tmp_path):

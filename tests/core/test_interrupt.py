@@ -64,20 +64,6 @@ def test_a_sigterm_more_changes_nothing(capfd, first):
     assert handlers() == before and capfd.readouterr().err == "stopping"
 
 
-def test_another_thread_catches_nothing():
-    found = []
-
-    def elsewhere():
-        before = handlers()
-        with catch_interrupt() as interrupt:
-            found.append((bool(interrupt), handlers() == before))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert found == [(False, True)]
-
-
 def test_a_ctrl_c_that_the_garbage_collector_drops_is_raised_again():
     hook, collections = sys.unraisablehook, []
 

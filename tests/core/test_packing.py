@@ -2,14 +2,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bad_calls import bad_calls, raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
 
+from jaxrl_llm.core import packing as packings
 from jaxrl_llm.core.packing import (
-    Packing,
-    check_packing,
     pack,
     plan_packing,
     plan_tree,
@@ -143,16 +143,6 @@ def test_common_beginnings_lie_once():
     assert plan_tree(tokens, mask, size=8, most=0.3) is None
 
 
-def test_a_shared_token_trains_if_it_is_left_for_any_that_share_it():
-    tokens = np.array([[[5, 6, 7], [5, 6, 8], [5, 9, 9]]])
-    tree = plan_tree(tokens, np.ones((1, 3, 3), bool))
-    for row in range(3):
-        left = np.zeros((1, 3, 3), bool)
-        left[0, row, :2] = True
-        cells = np.asarray(pack(tree, jnp.asarray(left)))[0].reshape(-1)
-        assert set(np.flatnonzero(cells)) == set(np.asarray(tree.cells)[0, row, :2].tolist())
-
-
 def test_a_shared_token_that_trains_for_one_alone_trains():
     tokens, mask = np.array([[[1, 2, 3], [1, 2, 4]]]), np.ones((1, 2, 3), bool)
     mask[0, 0, :2] = mask[0, 1, 0] = False
@@ -209,54 +199,29 @@ TOKENS = np.zeros(ONES.shape, int)
 
 
 @for_each(
-    ("call", "error", "message"),
-    [
-        (lambda: plan_packing(ONES[0]), ValueError, "plan_packing: mask must have 3 axes"),
-        (lambda: plan_packing(1.0 * ONES), TypeError, "plan_packing: mask must be bool"),
-        (
-            lambda: plan_packing(ONES, size=2),
-            ValueError,
-            "a response of 3 tokens does not fit in size 2",
-        ),
-        (lambda: plan_packing(ONES, most=0.0), ValueError, "plan_packing: most must be above 0"),
-        (
-            lambda: plan_tree(TOKENS, ONES, size=2),
-            ValueError,
-            "plan_tree: size must be at least the 3",
-        ),
-        (lambda: plan_tree(TOKENS, ONES, least=2.0), ValueError, "plan_tree: least must be"),
-        (lambda: plan_tree(1.0 * TOKENS, ONES), TypeError, "plan_tree: tokens must hold integers"),
-        (
-            lambda: check_packing("f", plan_tree(TOKENS, ONES), (1, 2, 4)),
-            ValueError,
-            r"f: packing.cells must have shape \(1, 2, 4\)",
-        ),
-        (
-            lambda: check_packing("f", PACKING, (1, 4, 3)),
-            ValueError,
-            r"f: packing.starts must have shape \(1, 4\)",
-        ),
-        (
-            lambda: check_packing("f", PACKING, (5, 2, 3)),
-            ValueError,
-            r"f: packing.members must have shape \(5, 2, 3\)",
-        ),
-        (
-            lambda: check_packing("f", Packing(PACKING.members * 1.0, PACKING.starts), (1, 2, 3)),
-            TypeError,
-            "f: members must hold integers",
-        ),
-        (
-            lambda: check_packing("f", tuple(PACKING), (1, 2, 3)),
-            TypeError,
-            "f: packing must be a Packing, a Tree or a FlatPacking; got tuple",
-        ),
-    ],
+    ("error", "call", "message"),
+    bad_calls(r"""
+ValueError:
+    plan_packing(ONES[0])  # mask must have 3 axes
+    plan_packing(ONES, size=2)  # a response of 3 tokens does not fit in size 2
+    plan_packing(ONES, most=0.0)  # most must be above 0
+    plan_tree(TOKENS, ONES, size=2)  # size must be at least the 3
+    plan_tree(TOKENS, ONES, least=2.0)  # least must be
+    check_packing("f", plan_tree(TOKENS, ONES), (1, 2, 4))
+    # !f: packing.cells must have shape \(1, 2, 4\)
+    check_packing("f", PACKING, (1, 4, 3))  # !f: packing.starts must have shape \(1, 4\)
+    check_packing("f", PACKING, (5, 2, 3))  # !f: packing.members must have shape \(5, 2, 3\)
+TypeError:
+    plan_packing(1.0 * ONES)  # mask must be bool
+    plan_tree(1.0 * TOKENS, ONES)  # tokens must hold integers
+    check_packing("f", Packing(PACKING.members * 1.0, PACKING.starts), (1, 2, 3))
+    # !f: members must hold integers
+    check_packing("f", tuple(PACKING), (1, 2, 3))
+    # !f: packing must be a Packing, a Tree or a FlatPacking; got tuple
+"""),
 )
-def test_bad_input_is_named(call, error, message):
-    check_packing("f", PACKING, (1, 2, 3))
-    with pytest.raises(error, match=message):
-        call()
+def test_bad_input_is_named(error, call, message):
+    raises(error, call, message, vars(packings) | globals())
 
 
 def test_rows_that_are_trees_know_what_each_token_comes_after():

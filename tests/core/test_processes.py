@@ -70,6 +70,8 @@ def outcomes(monkeypatch, *others):
 
 
 def test_an_error_of_another_process_is_named(monkeypatch):
+    outcomes(monkeypatch, 15, 2)
+    assert processes.any_of(None) == 15  # the first that has one
     outcomes(monkeypatch, ("b", None), (None, ("OSError: full", OSError, None)))
     with pytest.raises(processes.ProcessError, match="Process 2 failed: OSError: full"):
         processes.together(lambda: "a")
@@ -90,40 +92,27 @@ def test_a_process_that_is_not_first_does_not_call(monkeypatch):
     assert processes.from_first(lambda: pytest.fail("called")) == "theirs"
 
 
-def test_any_of_takes_the_first_that_has_one(monkeypatch):
-    outcomes(monkeypatch, 15, 2)
-    assert processes.any_of(None) == 15
-
-
 class Damaged(KeyError):
     """An error that only one process knows."""
 
 
-def refused():
-    raise OccupiedError("taken")
-
-
-def unwritable():
-    try:
-        raise NotADirectoryError(errno.ENOTDIR, "no folder")
-    except OSError as cause:
-        raise CheckpointError("cannot be written") from cause
-
-
-def damaged():
-    raise Damaged("cut")
+UNWRITABLE = CheckpointError("cannot be written")
+UNWRITABLE.__cause__ = NotADirectoryError(errno.ENOTDIR, "no folder")
 
 
 @for_each(
-    ("function", "error", "told"),
+    ("fault", "error", "told"),
     [
-        (refused, UsageError, "Process 0 failed: OccupiedError: taken"),
-        (unwritable, UsageError, "Process 0 failed: CheckpointError: cannot be written"),
-        (damaged, processes.ProcessError, "Process 0 failed: Damaged: 'cut'"),
+        (OccupiedError("taken"), UsageError, "Process 0 failed: OccupiedError: taken"),
+        (UNWRITABLE, UsageError, "Process 0 failed: CheckpointError: cannot be written"),
+        (Damaged("cut"), processes.ProcessError, "Process 0 failed: Damaged: 'cut'"),
     ],
 )
-def test_what_is_wrong_with_a_command_is_so_for_the_others(monkeypatch, function, error, told):
+def test_what_is_wrong_with_a_command_is_so_for_the_others(monkeypatch, fault, error, told):
     outcomes = []
+
+    def function():
+        raise fault
 
     def share(value):
         outcomes.append(pickle.loads(pickle.dumps(value)))

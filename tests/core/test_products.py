@@ -61,15 +61,6 @@ def test_an_operand_that_comes_transposed_runs(of):
     jax.tree.map(lambda a, b: _near(a, b.astype(jnp.float32)), got, wanted)
 
 
-def test_gradients_of_many_at_a_time():
-    x, kernel = _normal((5, 64, 32)), _normal((5, 32, 48))
-    found = jax.jit(jax.vmap(jax.grad(_sum_of_squares, (0, 1))))(x, kernel)
-    shared = jax.jit(jax.vmap(jax.grad(_sum_of_squares, 1), (0, None)))(x, kernel[0])
-    wanted = jax.grad(_sum_of_squares, (0, 1))(x[0], kernel[0])
-    for got, one in zip((found[0][0], found[1][0], shared[0]), (*wanted, wanted[1]), strict=True):
-        _near(got, one.astype(jnp.float32))
-
-
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="others multiply bfloat16 as it stands")
 def test_no_operand_is_made_float32():
     """That is what makes bfloat16 slow; jax's own derivative does so for each of them."""

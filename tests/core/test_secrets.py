@@ -11,51 +11,20 @@ from jaxrl_llm.core.secrets import MASK, find_secrets, is_secret, mask, mask_kno
 KEY = "q7-planted/Value=="
 
 
-@for_each(
-    "name",
-    [
-        "api_key",
-        "apiKey",
-        "OPENAI_API_KEY",
-        "hf_token",
-        "HF_TOKEN",
-        "token",
-        "password",
-        "db_password",
-        "client_secret",
-        "aws_secret_access_key",
-        "credentials",
-        "auth.token",
-        "x-api-key",
-        "hftoken",
-        "new_api_key",
-        "passphrase",
-    ],
-)
+SECRETS = """api_key apiKey OPENAI_API_KEY hf_token HF_TOKEN token password db_password
+client_secret aws_secret_access_key credentials auth.token x-api-key hftoken new_api_key
+passphrase"""
+OTHERS = """max_new_tokens pad_token eos_token stop_tokens answer_key tokenizer keyboard api_key_env
+token_path monkeys_count num_prompts sort_key model key"""
+
+
+@for_each("name", SECRETS.split())
 def test_names_of_secrets(name):
     assert is_secret(name, KEY) and is_secret(name, KEY.encode()) and is_secret(name, (KEY,))
     assert not is_secret(name, 7) and not is_secret(name, 0.5) and not is_secret(name, None)
 
 
-@for_each(
-    "name",
-    [
-        "max_new_tokens",
-        "pad_token",
-        "eos_token",
-        "stop_tokens",
-        "answer_key",
-        "tokenizer",
-        "keyboard",
-        "api_key_env",
-        "token_path",
-        "monkeys_count",
-        "num_prompts",
-        "sort_key",
-        "model",
-        "key",
-    ],
-)
+@for_each("name", OTHERS.split())
 def test_names_of_other_things(name):
     assert not is_secret(name, "answer")
 

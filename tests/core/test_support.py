@@ -50,7 +50,7 @@ def test_ids_outside_the_vocabulary_belong_to_no_set():
         (
             Support(np.zeros((2, 3), int), np.zeros((2, 2), np.uint32)),
             ValueError,
-            "either ids or bits",
+            "either ids or b",
         ),
         (Support(ids=np.zeros((2, 3))), TypeError, "ids must hold integers"),
         (Support(bits=np.zeros((2, 2), np.int32)), TypeError, "bits of support must be uint32"),

@@ -25,14 +25,12 @@ def run(text):
 
 
 def test_a_call_that_holds_the_interpreter_ends_the_process():
-    done = run(
-        """
+    done = run("""
 with dog.watching(0.5) as note:
     note("the first call")
     note("the second call \\N{SNOWMAN}")
     re.match("(a+)+b", "a" * 60)
-"""
-    )
+""")
     assert done.returncode == -signal.SIGKILL
     assert done.stderr.startswith(
         "jaxrl-llm: error: the second call \N{SNOWMAN}: nothing else ran "
@@ -42,22 +40,19 @@ with dog.watching(0.5) as note:
 @pytest.mark.slow
 def test_the_end_of_a_call_arrives_if_the_watcher_is_behind():
     """Its notes, of 64 bytes, fill each page of the pipe while the watcher starts."""
-    done = run(
-        """
+    done = run("""
 with dog.watching(1.0) as note:
     for _ in range(1100):
         note("x" * 51)
 time.sleep(4.0)
 print("alive")
-"""
-    )
+""")
     assert done.returncode == 0 and done.stdout == "alive\n", done.stderr
 
 
 @pytest.mark.slow
 def test_what_is_noted_in_time_or_over_is_left_alone():
-    done = run(
-        """
+    done = run("""
 with dog.watching(2.0) as note, dog.watching(2.0) as other:
     for _ in range(25):
         note("it goes on")
@@ -66,8 +61,7 @@ with dog.watching(2.0) as note, dog.watching(2.0) as other:
 note("it has ended")
 time.sleep(3.0)
 print("alive")
-"""
-    )
+""")
     assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
@@ -91,8 +85,7 @@ print("alive")
 
 
 def test_it_ends_with_its_process_and_is_started_anew_when_it_was_ended():
-    done = run(
-        """
+    done = run("""
 with dog.watching(60.0) as note:
     note("a call")
     first = dog._process
@@ -101,8 +94,7 @@ with dog.watching(60.0) as note:
     note("a call")  # finds nobody there, and starts another
     assert dog._process.pid != first.pid and dog._process.poll() is None
     print(dog._process.pid)
-"""
-    )
+""")
     assert done.returncode == 0, done.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
@@ -118,8 +110,7 @@ def test_nothing_runs_before_something_is_watched():
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_second_interrupt_is_heard_while_the_interpreter_is_held(signals):
-    done = run(
-        f"""
+    done = run(f"""
 signal.signal(signal.SIGINT, lambda *_: None)
 with dog.hearing(), dog.watching({60.0 if signals == 2 else 2.0}) as note:
     note("a call")
@@ -127,7 +118,6 @@ with dog.hearing(), dog.watching({60.0 if signals == 2 else 2.0}) as note:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
     re.match("(a+)+b", "a" * 60)
-"""
-    )
+""")
     assert done.returncode == -signal.SIGKILL
     assert done.stderr.startswith("jaxrl-llm: stopped: " if signals == 2 else "jaxrl-llm: error: ")

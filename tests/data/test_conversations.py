@@ -65,19 +65,10 @@ def test_responses_of_a_list_are_texts(tmp_path):
 @for_each(
     ("row", "message"),
     [
-        (
-            {"prompt": TURNS + GOOD, "chosen": GOOD, "rejected": BAD},
-            "must end with a text message of the user",
-        ),
-        (
-            {"prompt": TURNS, "chosen": GOOD + BAD, "rejected": BAD},
-            "line 1 of .*'chosen' must be one message",
-        ),
-        (
-            {"prompt": TURNS, "chosen": TURNS, "rejected": BAD},
-            "line 1 of .*'chosen' must be one message",
-        ),
-        ({"chosen": GOOD, "rejected": BAD}, "line 1 of .*have no common first messages"),
+        ({"prompt": TURNS + GOOD, "chosen": GOOD}, "must end with a text message of the user"),
+        ({"prompt": TURNS, "chosen": GOOD + BAD}, "line 1 of .*'chosen' must be one message"),
+        ({"prompt": TURNS, "chosen": TURNS}, "line 1 of .*'chosen' must be one message"),
+        ({"chosen": GOOD}, "line 1 of .*have no common first messages"),
     ],
 )
 def test_what_is_no_preference_is_named(tmp_path, row, message):

@@ -56,10 +56,6 @@ def test_cuts_equal_transformers(tmp_path, pre):
         assert [len(piece) for piece, _ in pieces] == lengths, text
 
 
-def test_the_golden_cuts_tell_the_pre_tokenizers_apart():
-    assert SPLITS["gpt-2"] != SPLITS["qwen2"] != SPLITS["llama-bpe"] != SPLITS["gpt-2"]
-
-
 @for_each(
     ("pre", "pieces"),
     [
@@ -87,11 +83,6 @@ def test_token_types(tmp_path):
     assert tokenizer.eos_ids == (EOS, EOT)
     assert tokenizer.pad_id == EOS
     assert tokenizer.vocab_size == 262
-
-
-def test_padding_token(tmp_path):
-    tokenizer = load_tokenizer(write(tmp_path / "m.gguf", padding_token_id=BOS))
-    assert tokenizer.pad_id == BOS
 
 
 @for_each(

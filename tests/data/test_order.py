@@ -46,13 +46,6 @@ def test_resuming_and_other_batch_sizes_change_nothing(size, seed, counts, cut):
     assert first + rest == whole and cursor == end
 
 
-def test_epochs_and_seeds_differ():
-    seen, _ = walk([300], size=100, seed=0)
-    orders = [tuple(seen[i : i + 100]) for i in (0, 100, 200)]
-    orders.append(tuple(take(Cursor(), 100, size=100, seed=1)[0]))
-    assert len(set(orders)) == 4
-
-
 def test_the_order_is_fixed_for_good():
     """A checkpoint of an older version must go on in the same order."""
     expected = np.random.Generator(np.random.PCG64(np.random.SeedSequence([3, 0]))).permutation(8)

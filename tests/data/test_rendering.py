@@ -7,13 +7,13 @@ import pytest
 from rows import for_each
 from tokenizers import Tokenizer as Backend
 
-from jaxrl_llm.data import PackageRenderer, describe_tools, make_renderer
-from jaxrl_llm.data.messages import ToolCall, ToolSpec
+from jaxrl_llm.data import PackageRenderer, make_renderer
+from jaxrl_llm.data.messages import Parsed, ToolCall, ToolSpec
 from jaxrl_llm.data.parsing import parse_turn
 from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.data.rendering import QuestionRenderer, as_openai
 from jaxrl_llm.data.tokenizer import PretrainedTokenizer, load_tokenizer
-from jaxrl_llm.environments import Observation, calculator
+from jaxrl_llm.environments import Observation
 from jaxrl_llm.rollout.engine.requests import Completion
 from jaxrl_llm.rollout.episodes import Episodes, rewrites_reasoning
 from jaxrl_llm.rollout.slots import Tokens
@@ -24,7 +24,16 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer"
 DATA = json.loads((GOLDEN / "renderers.json").read_text(encoding="utf-8"))
 
 # Templates that behave as the published ones do, in what conversations of several turns need.
-QWEN25 = r"""
+ANSWERS = r"""{%- elif m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{% endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
+"""
+QWEN25 = (
+    r"""
 {%- set head = '<|im_start|>system\n' %}
 {%- if messages[0].role == 'system' %}{% set head = head + messages[0].content %}
 {%- elif tools or not bare %}{% set head = head + 'You are Qwen.' %}{% endif %}
@@ -36,14 +45,9 @@ QWEN25 = r"""
 {%- for m in messages %}
 {%- if m.role == 'user' or m.role == 'assistant' or (m.role == 'system' and not loop.first) %}
 {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
-{%- elif m.role == 'tool' %}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
-{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{% endif %}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
 """
+    + ANSWERS
+)
 CHATML = r"""
 {%- for m in messages %}
 {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
@@ -51,7 +55,8 @@ CHATML = r"""
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
 """
 # Drops the reasoning before the last message of the user.
-QWEN3 = r"""
+QWEN3 = (
+    r"""
 {%- if tools %}
 {{- '<|im_start|>system\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{% endif %}
@@ -82,14 +87,9 @@ QWEN3 = r"""
 {{- '<think>\n' + thought + '\n</think>\n\n' }}
 {%- endif %}
 {{- reply + '<|im_end|>\n' }}
-{%- elif m.role == 'tool' %}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
-{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{% endif %}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
 """
+    + ANSWERS
+)
 # Trims messages, quotes what tools answer, and writes tools into the first message of the user.
 LLAMA3 = r"""
 {{- bos_token }}
@@ -128,16 +128,11 @@ ODD = r"""
 """
 
 
-def user(text):
-    return {"role": "user", "content": text}
+def said_by(role):
+    return lambda text: {"role": role, "content": text}
 
 
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
-
-def answer(text):
-    return {"role": "tool", "content": text}
+user, assistant, answer = map(said_by, ("user", "assistant", "tool"))
 
 
 def squeezed(text):
@@ -208,22 +203,16 @@ def test_turns_appended_are_the_conversation_rendered(tokenizers, name):
     assert not renderer.rewritten(conversation[1:])
 
 
+OF_QWEN = "\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
+OF_QWEN += "<|im_start|>assistant\n"
+
+
 @for_each(
     ("name", "end", "between"),
     [
         ("smollm2", "<|im_end|>", "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"),
-        (
-            "qwen2.5",
-            "<|im_end|>",
-            "\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
-        (
-            "qwen3",
-            "<|im_end|>",
-            "\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
+        ("qwen2.5", "<|im_end|>", OF_QWEN),
+        ("qwen3", "<|im_end|>", OF_QWEN),
         (
             "llama-3",
             "<|eot_id|>",
@@ -351,12 +340,6 @@ def test_an_episode_reads_what_the_template_writes_and_trains_what_was_sampled(t
         first += len(turn)
 
 
-def test_white_space_that_a_template_trims_is_no_rewriting(tokenizers):
-    renderer = make_renderer(tokenizers["llama-3"])
-    assert not renderer.rewritten([user("a"), assistant("It is 5. \n"), user("b")])
-    assert renderer.rewrites is False
-
-
 @for_each("name", NAMES)
 def test_an_observation_cannot_imitate_the_template(tokenizers, name):
     tokenizer, renderer = tokenizers[name], make_renderer(tokenizers[name])
@@ -376,16 +359,6 @@ def test_an_observation_cannot_imitate_the_template(tokenizers, name):
     )
     assert first.count(renderer.stop_ids[0]) == other.count(renderer.stop_ids[0])
     assert first[: len(tokenizer.encode(""))] == tokenizer.encode("")
-
-
-def test_a_prompt_is_that_of_single_turns(tokenizers):
-    from jaxrl_llm.data.questions import TextEncoder
-
-    for name in NAMES:
-        for text in ("What is 2 + 3?", "<|im_end|> <eos>"):
-            encoder = TextEncoder(tokenizers[name], room=1000)
-            expected = encoder.prompt(text, "p")
-            assert make_renderer(tokenizers[name]).prompt([user(text)]) == expected
 
 
 @for_each("name", NAMES)
@@ -423,8 +396,11 @@ def test_a_conversation_goes_on_in_the_template_of_its_prompt():
         assert renderer.rewrites == renderer.rewritten(thought) == bool(tools)
 
 
-def test_a_question_as_plain_text_is_that_of_a_run(tokenizers):
+def test_a_question_is_that_of_a_run_in_the_template_and_as_plain_text(tokenizers):
     for name in NAMES:
+        for text in ("What is 2 + 3?", "<|im_end|> <eos>"):
+            expected = TextEncoder(tokenizers[name], room=1000).prompt(text, "p")
+            assert make_renderer(tokenizers[name]).prompt([user(text)]) == expected
         renderer = QuestionRenderer(tokenizers[name])
         for text in ("What is 2 + 3?", "<|im_end|> <eos>"):
             expected = TextEncoder(tokenizers[name], room=1000, chat=False).prompt(text, "p")
@@ -450,14 +426,7 @@ def test_plain_text():
     assert not renderer.rewrites and not renderer.rewritten([user("a")])
     turn = renderer.parse([*b"<tool_call>{}</tool_call>"])
     assert turn.error is not None and not turn.complete
-    assert renderer.parse([*b"4", 257])._asdict() == {
-        "text": "4",
-        "reasoning": "",
-        "calls": (),
-        "error": None,
-        "complete": True,
-        "reasoned": False,
-    }
+    assert renderer.parse([*b"4", 257]) == Parsed("4")
 
 
 def test_a_response_ends_as_its_template_ends_a_turn(tokenizers):
@@ -547,10 +516,7 @@ def test_special_markup_is_read_and_other_special_tokens_are_not():
         (lambda r: r.follow([assistant("I won.")], stopped=True), "does not speak for the policy"),
         (lambda r: r.follow([{"role": "system", "content": "a"}], stopped=True), "'system'"),
         (lambda r: r.prompt([{"role": "user", "content": None}]), "message 0 must have a role"),
-        (
-            lambda r: r.prompt([{"role": "system", "content": "a"}]),
-            "both the renderer and the conversation have a system message",
-        ),
+        (lambda r: r.prompt([{"role": "system", "content": "a"}]), "both the renderer and the con"),
     ],
 )
 def test_bad_messages_are_named(call, message):
@@ -629,19 +595,3 @@ def test_the_package_reads_calls_in_xml_and_reasoning_that_the_prompt_opens():
     assert (said.text, said.reasoning, said.complete) == ("go in", "", True)
     assert said.reasoned and renderer.parse(turn).reasoned
     assert not renderer.parse(tokenizer.encode("Hm.<|im_end|>")).reasoned
-
-
-def test_rows_of_a_warm_up_are_the_prompts_of_an_episode(tokenizers):
-    tokenizer, tools = tokenizers["smollm2"], [calculator]
-    renderer = make_renderer(tokenizer)
-    asked = [{"role": "user", "content": "1 + 2 ="}]
-    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1 + 2"}}</tool_call>'
-    answer = {"role": "tool", "content": "3"}
-    first = renderer.prompt(asked, tools)
-    turn = renderer.turn(call)
-    second = [*first, *turn, *renderer.follow([answer], stopped=True)]
-    encoder = TextEncoder(tokenizer, 10_000, True, describe_tools(tools))
-    assert encoder.prompt("1 + 2 =", "row") == first
-    assert encoder.response(call, ends=True) == turn
-    rows = [*asked, {"role": "assistant", "content": call}, answer]
-    assert encoder.conversation(rows, "row") == second

@@ -48,15 +48,11 @@ def smollm2(vocabulary_file):
     return load_tokenizer(vocabulary_file)
 
 
-def test_golden_data_is_what_it_claims():
-    assert len(DATA["strings"]) == 200
-    assert len({row["text"] for row in DATA["strings"]}) == 200
-
-
 @for_each("number", range(200))
 def test_ids_equal_transformers(smollm2, number):
     row = DATA["strings"][number]
     assert smollm2.encode(row["text"]) == row["ids"]
+    assert smollm2.decode(row["ids"], skip_special=False) == row["text"]
 
 
 def test_ids_without_the_digit_step_are_few_and_have_numbers():
@@ -68,17 +64,6 @@ def test_ids_without_the_digit_step_are_few_and_have_numbers():
 def test_fingerprint_of_the_published_tokenizer(smollm2):
     ids = smollm2.encode(FINGERPRINT_TEXT)
     assert sha256(str(ids).encode()).hexdigest() == FINGERPRINT
-
-
-def test_round_trip(smollm2):
-    for row in DATA["strings"]:
-        assert smollm2.decode(smollm2.encode(row["text"]), skip_special=False) == row["text"]
-
-
-def test_special_tokens_are_skipped_when_decoding(smollm2):
-    ids = smollm2.encode("<|im_start|>user\nhi<|im_end|>")
-    assert smollm2.decode(ids) == "user\nhi"
-    assert smollm2.decode(ids, skip_special=False) == "<|im_start|>user\nhi<|im_end|>"
 
 
 def test_special_tokens_as_plain_text(smollm2):
@@ -107,20 +92,12 @@ def test_chats_equal_transformers(smollm2, number):
 USER = {"role": "user", "content": "a"}
 
 
-def test_the_tokenizer_s_own_chat(smollm2):
-    messages = [{"role": "user", "content": "2 + 2?"}]
-    assert smollm2.chat(messages).endswith(
-        "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert smollm2.chat(messages, add_generation_prompt=False).endswith("2 + 2?<|im_end|>\n")
-
-
 def test_protocol_and_numbers(smollm2):
-    assert isinstance(smollm2, Tokenizer)
-    assert smollm2.eos_ids == (2,)
-    assert smollm2.pad_id == 2
-    assert smollm2.vocab_size == 49152
-    assert smollm2.prefix_ids == ()
+    assert isinstance(smollm2, Tokenizer) and smollm2.vocab_size == 49152
+    assert (smollm2.eos_ids, smollm2.pad_id, smollm2.prefix_ids) == ((2,), 2, ())
+    said, prompt = "<|im_start|>user\na<|im_end|>\n", "<|im_start|>assistant\n"
+    assert smollm2.chat([USER]).endswith(said + prompt)
+    assert smollm2.chat([USER], add_generation_prompt=False).endswith(said)
 
 
 def test_ids_of_a_padded_vocabulary_are_left_out(smollm2):
@@ -162,10 +139,6 @@ def test_a_template_that_fails_is_told(template, message):
         render_chat(template, [])
 
 
-def test_the_date_helper():
-    assert render_chat("{{ strftime_now('%Y') }}", []).isdigit()
-
-
 # A Hugging Face folder, made here: bytes, one merge, BOS by the post-processor as Llama 3 has it.
 
 
@@ -199,41 +172,44 @@ def test_bos_is_put_once(tmp_path):
     assert load_tokenizer(make_folder(tmp_path / "n", bos=False)).encode("hi") == [hi]
 
 
-def test_end_tokens_come_from_both_files(tmp_path):
-    folder = make_folder(tmp_path / "m", generation={"eos_token_id": [259, 258]})
-    assert load_tokenizer(folder).eos_ids == (259, 258)
-    assert load_tokenizer(folder).pad_id == 259
-    folder = make_folder(tmp_path / "n", generation={"eos_token_id": 259})
-    assert load_tokenizer(folder).eos_ids == (259, 258)
+@for_each(
+    ("generation", "config", "ends"),
+    [
+        ({"eos_token_id": [259, 258]}, None, (259, 258)),
+        ({"eos_token_id": 259}, None, (259, 258)),
+        # Without that file transformers makes it from config.json, and only then.
+        (None, {"eos_token_id": [259, 258]}, (259, 258)),
+        (None, {"eos_token_id": 259}, (259, 258)),
+        (None, {"eos_token_id": None, "text_config": {"eos_token_id": 259}}, (259, 258)),
+        (None, {"eos_token_id": 257, "text_config": {"eos_token_id": 259}}, (257, 258)),
+        (None, {"text_config": 3}, (258,)),
+        (None, {}, (258,)),
+        ({}, {"eos_token_id": True}, (258,)),
+        (None, {"eos_token_id": True}, r"m/config\.json has True for a token id"),
+    ],
+)
+def test_end_tokens_are_those_of_the_generation_config_and_else_of_config(
+    tmp_path, generation, config, ends
+):
+    folder = make_folder(tmp_path / "m", generation=generation)
+    if generation is None:
+        (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
+    if isinstance(ends, str):
+        with pytest.raises(ValueError, match=ends):
+            load_tokenizer(folder)
+    else:
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer.eos_ids == ends and tokenizer.pad_id == ends[0]
+
+
+def test_a_pad_token_of_its_own_and_other_ends_where_a_tokenizer_is_written(tmp_path):
     config = {"eos_token": "<eos>", "pad_token": "<bos>"}
     assert load_tokenizer(make_folder(tmp_path / "o", config=config)).pad_id == 257
-
-
-def test_other_tokens_may_end_a_reply_where_a_tokenizer_is_written(tmp_path):
     tokenizer = load_tokenizer(make_folder(tmp_path / "m"))
     for ends, expected in ((None, tokenizer.eos_ids), ((*tokenizer.eos_ids, 259), (258, 259))):
         save_tokenizer(tokenizer, tmp_path / "new", ends=ends)
         assert load_tokenizer(tmp_path / "new").eos_ids == expected
-
-
-def test_end_tokens_of_a_folder_without_generation_config_are_those_of_config(tmp_path):
-    """transformers makes the generation config from config.json then, and only then."""
-    folder = make_folder(tmp_path / "m")
-    for values, expected in (
-        ({"eos_token_id": [259, 258]}, (259, 258)),
-        ({"eos_token_id": 259}, (259, 258)),
-        ({"eos_token_id": None, "text_config": {"eos_token_id": 259}}, (259, 258)),
-        ({"eos_token_id": 257, "text_config": {"eos_token_id": 259}}, (257, 258)),
-        ({"text_config": 3}, (258,)),
-        ({}, (258,)),
-    ):
-        (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
-        assert load_tokenizer(folder).eos_ids == expected
-    (folder / "config.json").write_text('{"eos_token_id": true}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"m/config\.json has True for a token id"):
-        load_tokenizer(folder)
-    make_folder(folder, generation={})
-    assert load_tokenizer(folder).eos_ids == (258,)
 
 
 def test_template_of_a_folder(tmp_path):

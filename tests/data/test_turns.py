@@ -117,7 +117,6 @@ def test_prompt_and_response_are_the_conversation(shape, tags, text):
         ("qwen3", "It is 4.", "<think>\n\n</think>\n\nIt is 4.<|im_end|>"),
         ("qwen3.5", "It is 4.", "\n</think>\n\nIt is 4.<|im_end|>"),
         ("qwen3.5", TEXTS["thinks"], "2+2\n</think>\n\nIt is 4.<|im_end|>"),
-        ("qwen3.5", TEXTS["opened"], "2+2\n</think>\n\nIt is 4.<|im_end|>"),
         ("channels", "It is 4.", "<|channel|>final<|message|>It is 4.<|return|>"),
         (
             "channels",
@@ -134,7 +133,6 @@ def test_prompt_and_response_are_the_conversation(shape, tags, text):
         ),
         ("cohere", "It is 4.", "It is 4.<|END_RESPONSE|><|im_end|>"),
         ("no end", "It is 4.", "\n<think></think>\nIt is 4.<|im_end|>"),
-        ("fields", TEXTS["thinks"], "2+2\n</think>\n\nIt is 4.<|im_end|>"),
     ],
 )
 def test_what_a_template_writes_in_a_turn_is_in_the_response(shape, text, written):

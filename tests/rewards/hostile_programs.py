@@ -34,35 +34,24 @@ PROGRAMS: dict[str, list[str]] = {
         "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
         "import os\nwhile True:\n    if os.fork():\n        os._exit(0)",
         "import os\nfor _ in range(100):\n    if not os.fork():\n        os.setsid()\n" + _SLEEP,
-        "import os\nif not os.fork():\n    os.setsid()\n    if not os.fork():\n        "
-        "import time; time.sleep(60)\nprint(1)",
+        "import os\nif not os.fork():\n    os.setsid()\n    if not os.fork():\n        import time; time.sleep(60)\nprint(1)",
         "import subprocess, sys\nwhile True:\n    subprocess.Popen([sys.executable, '-c', '1'])",
-        "import subprocess, sys\np = [subprocess.Popen([sys.executable, '-c', "
-        "'import time; time.sleep(60)']) for _ in range(99)]",
-        "import multiprocessing as m, time\n"
-        "p = [m.Process(target=time.sleep, args=(60,)) for _ in range(99)]\n"
-        "[x.start() for x in p]",
-        "from concurrent.futures import ProcessPoolExecutor as P\nimport time\n"
-        "list(P(64).map(time.sleep, [60] * 64))",
-        "import os\ndef b():\n    while True:\n        try:\n            os.fork() or b()\n"
-        "        except OSError:\n            pass\nb()",
-        "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n"
-        "    try:\n        os.fork() or os._exit(0)\n    except OSError:\n        pass",
+        "import subprocess, sys\np = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']) for _ in range(99)]",
+        "import multiprocessing as m, time\np = [m.Process(target=time.sleep, args=(60,)) for _ in range(99)]\n[x.start() for x in p]",
+        "from concurrent.futures import ProcessPoolExecutor as P\nimport time\nlist(P(64).map(time.sleep, [60] * 64))",
+        "import os\ndef b():\n    while True:\n        try:\n            os.fork() or b()\n        except OSError:\n            pass\nb()",
+        "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n    try:\n        os.fork() or os._exit(0)\n    except OSError:\n        pass",
         "import os\nos.setpgrp()\n[os.fork() for _ in range(12)]\n" + _SLEEP,
         "import os\nos.posix_spawn('/bin/sh', ['sh', '-c', ':(){ :|:& };:'], {})",
         "import os\nos.system('for i in $(seq 9999); do sleep 60 & done'); " + "print(1)",
     ],
     "threads": [
-        "import threading, time\n"
-        "while True:\n    threading.Thread(target=time.sleep, args=(60,)).start()",
-        "import threading, time\nwhile True:\n    try:\n        threading.Thread(target=time.sleep, "
-        "args=(60,), daemon=True).start()\n    except RuntimeError:\n        pass",
+        "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(60,)).start()",
+        "import threading, time\nwhile True:\n    try:\n        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n    except RuntimeError:\n        pass",
         "import _thread\nwhile True:\n    _thread.start_new_thread(print, ())",
         "import threading\nl = threading.Lock()\nl.acquire()\nl.acquire()",
-        "import threading\nt = threading.Thread(target=lambda: None)\nt.run = t.join\n"
-        "threading.Event().wait()",
-        "from concurrent.futures import ThreadPoolExecutor as P\nimport time\n"
-        "list(P(500).map(time.sleep, [60] * 500))",
+        "import threading\nt = threading.Thread(target=lambda: None)\nt.run = t.join\nthreading.Event().wait()",
+        "from concurrent.futures import ThreadPoolExecutor as P\nimport time\nlist(P(500).map(time.sleep, [60] * 500))",
     ],
     "memory": [
         "x = bytearray(10**10)",
@@ -72,10 +61,8 @@ PROGRAMS: dict[str, list[str]] = {
         "x = 10 ** 10 ** 10",
         "x = [0] * 10**12",
         "x = list(range(10**11))",
-        "while True:\n    try:\n        x = [bytearray(10**6) for _ in range(10**6)]\n"
-        "    except MemoryError:\n        pass",
-        "import mmap\nx = [mmap.mmap(-1, 10**8) for _ in range(99)]\nfor m in x:\n"
-        "    m.write(b'x' * 10**8)",
+        "while True:\n    try:\n        x = [bytearray(10**6) for _ in range(10**6)]\n    except MemoryError:\n        pass",
+        "import mmap\nx = [mmap.mmap(-1, 10**8) for _ in range(99)]\nfor m in x:\n    m.write(b'x' * 10**8)",
         "import os\n[os.fork() for _ in range(3)]\nx = bytearray(b'x') * (3 * 10**8)\n" + _SLEEP,
         "import os, mmap\n[os.fork() for _ in range(3)]\nm = mmap.mmap(-1, 3 * 10**8)\n"
         "m.write(b'x' * (3 * 10**8))\n" + _SLEEP,
@@ -85,8 +72,7 @@ PROGRAMS: dict[str, list[str]] = {
         "import os\nx = os.memfd_create('x')\nwhile True:\n    os.write(x, b'x' * 10**7)",
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(n):\n    return f(n + 1)\nf(0)",
         "import ast\nast.parse('(' * 10**6)",
-        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))\n"
-        "x = bytearray(2**33)\nprint(1)",
+        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))\nx = bytearray(2**33)\nprint(1)",
     ],
     "disk": [
         "f = open('/tmp/x', 'wb')\nwhile True:\n    f.write(b'x' * 10**7)",
@@ -98,7 +84,7 @@ PROGRAMS: dict[str, list[str]] = {
         "import os\nf = os.open('/tmp/x', os.O_CREAT | os.O_RDWR)\nos.posix_fallocate(f, 0, 10**10)",
         *(
             f"open({path!r}, 'w').write('x')\nprint(1)"
-            for path in (
+            for path in [
                 "/x",
                 "/usr/x",
                 "/lib/x",
@@ -107,7 +93,7 @@ PROGRAMS: dict[str, list[str]] = {
                 "/root/x",
                 "/var/x",
                 "/sys/x",
-            )
+            ]
         ),
         "open(T['file'], 'w').write('gone')",
         "open(T['folder'] + '/new', 'w').write('x')",
@@ -133,13 +119,11 @@ PROGRAMS: dict[str, list[str]] = {
         "import socket\nsocket.socket(socket.AF_PACKET, socket.SOCK_RAW)\nprint(T['answer'])",
         "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)\nprint(T['answer'])",
         "import socket\nsocket.socket(38, socket.SOCK_SEQPACKET)\nprint(T['answer'])",  # AF_ALG
-        "import urllib.request as u\n"
-        "print(u.urlopen(f\"http://127.0.0.1:{T['port']}\", timeout=0.3).read())",
+        "import urllib.request as u\nprint(u.urlopen(f\"http://127.0.0.1:{T['port']}\", timeout=0.3).read())",
         "import urllib.request as u\nprint(u.urlopen('http://169.254.169.254/latest', timeout=0.3))",
         "import socket\nprint(socket.getaddrinfo('example.com', 80))",
         "import socket\ns = socket.create_server(('0.0.0.0', 0))\ns.accept()",
-        "import asyncio\nasync def f():\n    r, w = await asyncio.open_connection('127.0.0.1', "
-        "T['port'])\n    print((await r.read(99)).decode())\nasyncio.run(f())",
+        "import asyncio\nasync def f():\n    r, w = await asyncio.open_connection('127.0.0.1', T['port'])\n    print((await r.read(99)).decode())\nasyncio.run(f())",
     ],
     "links": [
         "import os\nos.symlink(T['file'], '/tmp/x')\nprint(open('/tmp/x').read())",
@@ -148,41 +132,23 @@ PROGRAMS: dict[str, list[str]] = {
         "import os\nos.symlink('/proc/1/root', '/tmp/x')\nprint(open('/tmp/x' + T['file']).read())",
         "import os\nos.symlink('/proc/self/fd', '/tmp/x')\nprint(os.listdir('/tmp/x'))",
         "print(open('/tmp/' + '../' * 50 + T['file'][1:]).read())",
-        "import os\nos.chdir('/')\n[os.chdir('..') for _ in range(50)]\n"
-        "print(open(T['file'][1:]).read())",
-        "import os\nos.chroot('/tmp')\n[os.chdir('..') for _ in range(50)]\nos.chroot('.')\n"
-        "print(open(T['file']).read())",
-        "import os\nf = os.open('/', os.O_PATH)\nprint(os.read(os.open('..' + T['file'], 0, "
-        "dir_fd=f), 99))",
-        "import os\nos.remove('/tmp/main.py')\nos.symlink(T['file'], '/tmp/main.py')\n"
-        "print(open('/tmp/main.py').read())",
+        "import os\nos.chdir('/')\n[os.chdir('..') for _ in range(50)]\nprint(open(T['file'][1:]).read())",
+        "import os\nos.chroot('/tmp')\n[os.chdir('..') for _ in range(50)]\nos.chroot('.')\nprint(open(T['file']).read())",
+        "import os\nf = os.open('/', os.O_PATH)\nprint(os.read(os.open('..' + T['file'], 0, dir_fd=f), 99))",
+        "import os\nos.remove('/tmp/main.py')\nos.symlink(T['file'], '/tmp/main.py')\nprint(open('/tmp/main.py').read())",
         "import os\nos.remove('/dev/null')\nos.symlink(T['file'], '/dev/null')",
-        "import os\nos.mknod('/tmp/sda', 0o60666, os.makedev(8, 0))\n"
-        "print(open('/tmp/sda', 'rb').read(99))",
-        "import os\nos.mknod('/tmp/mem', 0o20666, os.makedev(1, 1))\n"
-        "print(open('/tmp/mem', 'rb').read(99))",
+        "import os\nos.mknod('/tmp/sda', 0o60666, os.makedev(8, 0))\nprint(open('/tmp/sda', 'rb').read(99))",
+        "import os\nos.mknod('/tmp/mem', 0o20666, os.makedev(1, 1))\nprint(open('/tmp/mem', 'rb').read(99))",
         "import os\nos.mkfifo('/tmp/p')\nopen('/tmp/p')",
     ],
     "signals": [
         *(
             f"import os, signal\nos.kill({pid}, signal.{name})\n" + _SLEEP
-            for pid, name in (
-                ("T['pid']", "SIGKILL"),
-                ("T['pid']", "SIGTERM"),
-                ("os.getppid()", "SIGKILL"),
-                ("os.getppid()", "SIGSTOP"),
-                ("1", "SIGKILL"),
-                ("-1", "SIGKILL"),
-                ("-1", "SIGSTOP"),
-                ("0", "SIGKILL"),
-                ("0", "SIGSTOP"),
-            )
+            for pid in ("T['pid']", "os.getppid()", "1", "-1", "0")
+            for name in ("SIGKILL", "SIGSTOP")
         ),
-        "import os, signal\nfor pid in range(2, 5000):\n    "
-        "try:\n        pid == os.getpid() or os.kill(pid, signal.SIGKILL)\n    except OSError:\n"
-        "        pass",
-        "import signal\nfor n in range(1, 32):\n    try:\n        "
-        "signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\n"
+        "import os, signal\nfor pid in range(2, 5000):\n    try:\n        pid == os.getpid() or os.kill(pid, signal.SIGKILL)\n    except OSError:\n        pass",
+        "import signal\nfor n in range(1, 32):\n    try:\n        signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\n"
         + _LOOP,
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))\n" + _LOOP,
         "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
@@ -207,43 +173,38 @@ PROGRAMS: dict[str, list[str]] = {
         "print(open(T['file']).read())",
         "import os\nprint(os.environ[T['variable']])",
         "import os\nprint(os.listdir(T['folder']))",
-        "import os\nfor d, _, names in os.walk('/'):\n    for n in names:\n        try:\n"
-        "            text = open(d + '/' + n).read(999)\n            "
-        "'answer-' in text and 'main' not in n and print(text)\n        except (OSError, ValueError)"
-        ":\n            pass",
+        "import os\nfor d, _, names in os.walk('/'):\n    for n in names:\n        try:\n            text = open(d + '/' + n).read(999)\n            'answer-' in text and 'main' not in n and print(text)\n        except (OSError, ValueError):\n            pass",
         *(
             f"print(open({path}).read())"
-            for path in (
+            for path in [
                 "'/proc/self/environ'",
                 "'/proc/1/environ'",
                 "'/proc/1/cmdline'",
-                "f\"/proc/{T['pid']}/environ\"",
-                "f\"/proc/{T['pid']}/cmdline\"",
-                "f\"/proc/{T['pid']}/root{T['file']}\"",
-                "f\"/proc/{T['pid']}/cwd/answer\"",
                 "'/proc/self/mem'",
                 "'/proc/self/maps'",
                 "'/proc/cmdline'",
                 "'/proc/mounts'",
                 "'/proc/kcore'",
-                "'/sys/class/net/lo/address'",
                 "'/etc/passwd'",
                 "'/etc/shadow'",
                 "'/etc/hosts'",
                 "'/root/.bash_history'",
+                "'/sys/class/net/lo/address'",
                 "'/dev/sda'",
                 "'/dev/mem'",
                 "'/dev/kmsg'",
                 "'/run/docker.sock'",
-            )
+            ]
+        ),
+        *(
+            f"print(open(f\"/proc/{{T['pid']}}/{path}\").read())"
+            for path in ("environ", "cmdline", "root{T['file']}", "cwd/answer")
         ),
         "import subprocess\nprint(subprocess.check_output(['cat', T['file']]))",
         "import os\nprint(os.popen('cat ' + T['file']).read())",
         "from importlib.machinery import SourceFileLoader as L\nL('x', T['file']).load_module()",
-        "import os\nfor n in range(3, 999):\n    try:\n        print(os.read(n, 999).decode())\n"
-        "    except OSError:\n        pass",
-        "import os\nfor n in range(999):\n    try:\n        os.lseek(n, 0, 0)\n        "
-        "print(os.read(n, 9999).decode())\n    except OSError:\n        pass",
+        "import os\nfor n in range(3, 999):\n    try:\n        print(os.read(n, 999).decode())\n    except OSError:\n        pass",
+        "import os\nfor n in range(999):\n    try:\n        os.lseek(n, 0, 0)\n        print(os.read(n, 9999).decode())\n    except OSError:\n        pass",
         "import gc\nprint([x for x in gc.get_objects() if 'answer-' in str(x)])",
         "import sys\nf = sys._getframe()\nwhile f:\n    print(f.f_locals, f.f_globals)\n    f = f.f_back",
         "import inspect, sys\nprint(inspect.getsource(sys.modules['__main__']))",
@@ -274,8 +235,7 @@ PROGRAMS: dict[str, list[str]] = {
         _LOOP,
         "import select\nselect.select([], [], [])",
         "import signal\nsignal.pause()",
-        "import time\nwhile True:\n    try:\n        time.sleep(60)\n"
-        "    except BaseException:\n        pass",
+        "import time\nwhile True:\n    try:\n        time.sleep(60)\n    except BaseException:\n        pass",
         "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
         "sum(range(10**12))",
         "print(7 ** 10**9 % 10)",
@@ -311,8 +271,7 @@ PROGRAMS: dict[str, list[str]] = {
         "import builtins\nbuiltins.str = lambda *x: T['marker']\nprint(str(1))",
         "import sys\nsys.modules.clear()",
         "import sys\nsys.settrace(lambda *x: None)\nsys.setprofile(print)\n" + "x = 1",
-        "import gc\nfor x in gc.get_objects():\n    try:\n        x.clear()\n"
-        "    except BaseException:\n        pass",
+        "import gc\nfor x in gc.get_objects():\n    try:\n        x.clear()\n    except BaseException:\n        pass",
         "import sys\nsys.stdout.write = print\nprint(1)",
         "open('/tmp/json.py', 'w').write('x = 1')\nimport importlib, json\nimportlib.reload(json)",
     ],
@@ -406,8 +365,7 @@ FUNCTIONS: list[str] = [
     + _DEFINE
     + "1",
     "import gc\ndef f(T):\n    return [str(x) for x in gc.get_objects() if 'answer-' in str(x)][:1]",
-    "import sys\ndef f(T):\n    frame = sys._getframe()\n    while frame.f_back:\n"
-    "        frame = frame.f_back\n    return str(frame.f_globals)[:999]",
+    "import sys\ndef f(T):\n    frame = sys._getframe()\n    while frame.f_back:\n        frame = frame.f_back\n    return str(frame.f_globals)[:999]",
     "def f(T):\n    return open(T['file']).read()",
     "def f(T):\n    return open('/tmp/.stdin').read()",
     "def f(T):\n    return open('/tmp/main.py').read()[-99:]",

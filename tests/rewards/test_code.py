@@ -10,10 +10,8 @@ from rows import for_each
 from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import (
     RewardError,
-    SandboxError,
     SandboxResult,
     VerifierPool,
-    check_sandbox,
     code,
     code_asserts,
     code_rows,
@@ -28,15 +26,6 @@ DOUBLE = "```python\ndef double(x):\n    return x + x\n```"
 def apps(inputs, outputs, fn_name="double"):
     """The column "input_output" of APPS as the tests of a row."""
     return {"tests": {"fn_name": fn_name, "inputs": inputs, "outputs": outputs}}
-
-
-@pytest.fixture(scope="module")
-def bubblewrap():
-    """Skips where no sandbox can run at all."""
-    try:
-        return check_sandbox()
-    except SandboxError as error:
-        pytest.skip(str(error))
 
 
 def passes(code: str, *tests: str, seconds: float = 5.0, **metadata) -> list[bool]:
@@ -62,70 +51,61 @@ def test_all_tests_of_a_program_together_have_a_limit(bubblewrap):
         code_stdio("", "```\n```", {"tests": tests}, total=0.0)
 
 
+@pytest.fixture
+def timed(monkeypatch):
+    """Runs of programs that echo their input, on a clock that they alone move."""
+
+    def of(needed, *, start=0.0, wrong=None):
+        clock = [0.0]
+
+        def run_python(code, *, stdin, seconds, **limits):
+            clock[0] += start + min(needed, seconds)
+            ended = "exit" if needed <= seconds else "time"
+            printed = "wrong" if stdin == wrong else stdin
+            return SandboxResult(printed if ended == "exit" else "", "", 0, ended)
+
+        monkeypatch.setattr(code, "run_python", run_python)
+        monkeypatch.setattr(code, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+        def grade(count, **options):
+            tests = [{"input": str(n), "output": str(n)} for n in range(count)]
+            return code_stdio("", DOUBLE, {"tests": tests}, **options)
+
+        return grade
+
+    return of
+
+
 @for_each("partial", [False, True])
-def test_a_program_that_passes_until_the_time_is_over_is_not_wrong(monkeypatch, partial):
+def test_a_program_that_passes_until_the_time_is_over_is_not_wrong(timed, partial):
     """200 tests of 0.25 s, each far below its limit, take longer than all of them may."""
-    clock = [0.0]
-
-    def run_python(code, *, stdin, seconds, **limits):
-        clock[0] += min(0.25, seconds)
-        ended = "time" if seconds < 0.25 else "exit"
-        return SandboxResult("wrong" if stdin == wrong else stdin, "", 0, ended)
-
-    monkeypatch.setattr(code, "run_python", run_python)
-    monkeypatch.setattr(code, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    tests = [{"input": str(n), "output": str(n)} for n in range(200)]
-
-    def grade(total):
-        return code_stdio("", DOUBLE, {"tests": tests}, total=total, partial=partial)
-
-    wrong = "none"
-    assert grade(51.0) == {"reward": 1.0, "test_passes": [True] * 200}
-    # The last test of 45.1 s is cut off within its own limit.
-    for total, done in ((45.0, 180), (45.1, 180)):
-        with pytest.raises(TimeoutError, match=f"{done} of 200 tests passed, none failed, and the"):
-            grade(total)
-    wrong = "7"
-    found = grade(45.0)
+    grade = timed(0.25)
+    passed = {"reward": 1.0, "test_passes": [True] * 200}
+    assert grade(200, total=51.0, partial=partial) == passed
+    for total in (45.0, 45.1):  # of which the last test is cut off within its own limit
+        with pytest.raises(TimeoutError, match="180 of 200 tests passed, none failed, and the"):
+            grade(200, total=total, partial=partial)
+    found = timed(0.25, wrong="7")(200, total=45.0, partial=partial)
     assert found["test_passes"] == [n != 7 and n < 180 for n in range(200)]
     assert found["reward"] == (179 / 200 if partial else 0.0)
 
 
-@for_each("needed, right", [(50.0, True), (70.0, False)])
-def test_a_test_has_its_seconds_where_they_are_more_than_45(monkeypatch, needed, right):
-    clock = [0.0]
-
-    def run_python(code, *, stdin, seconds, **limits):
-        clock[0] += 0.5 + min(needed, seconds)
-        ended = "exit" if needed <= seconds else "time"
-        return SandboxResult(stdin if ended == "exit" else "", "", 0, ended)
-
-    def monotonic():
-        clock[0] += 1e-3
-        return clock[0]
-
-    monkeypatch.setattr(code, "run_python", run_python)
-    monkeypatch.setattr(code, "time", SimpleNamespace(monotonic=monotonic))
-    one = {"input": "4", "output": "4"}
-    found = code_stdio("", DOUBLE, {"tests": [one]}, seconds=60.0)
-    assert found == {"reward": float(right), "test_passes": [right]}
-    if right:
-        with pytest.raises(TimeoutError, match="1 of 2 tests passed, none failed, and the 60 s of"):
-            code_stdio("", DOUBLE, {"tests": [one] * 2}, seconds=60.0)
-        found = code_stdio("", DOUBLE, {"tests": [one] * 2}, seconds=60.0, total=150.0)
-        assert found["test_passes"] == [True, True]
-    else:
-        found = code_stdio("", DOUBLE, {"tests": [one] * 2}, seconds=60.0)
-        assert found["test_passes"] == [False, False]
+def test_a_test_has_its_seconds_where_they_are_more_than_45(timed):
+    grade, late = timed(50.0, start=0.5), {"seconds": 60.0}
+    assert grade(1, **late) == {"reward": 1.0, "test_passes": [True]}
+    with pytest.raises(TimeoutError, match="1 of 2 tests passed, none failed, and the 60 s of"):
+        grade(2, **late)
+    assert grade(2, **late, total=150.0)["test_passes"] == [True, True]
+    grade = timed(70.0, start=0.5)
+    assert [grade(n, **late)["test_passes"] for n in (1, 2)] == [[False], [False, False]]
     with pytest.raises(ValueError, match="total must not be below seconds, .* got 1 s and 5 s"):
-        code_stdio("", DOUBLE, {"tests": [one]}, seconds=5.0, total=1.0)
+        grade(1, seconds=5.0, total=1.0)
 
 
 PROMPT = "Write double(x)."
 # A test that no code can pass, with what is said of it, and whether it shows without a reply.
 IMPOSSIBLE = {
     "import nothing_such": ("it imports 'nothing_such', which the sandbox does not have", True),
-    "import numpy.linalg as la\nassert double(1) == 2": ("it imports 'numpy.linalg'", True),
     "from . import other\nassert double(1) == 2": ("it imports '.', which", True),
     "def t():\n    import pandas\n    assert double(1) == 2\nt()": ("it imports 'pandas'", True),
     "with open('x') as f:\n    import yaml\nassert double(1)": ("it imports 'yaml'", True),
@@ -137,22 +117,19 @@ IMPOSSIBLE = {
         "it fails with ImportError: cannot import name 'nix'", False),
     "if double(1) == 2:\n    import nothing_such": ("it fails with ModuleNotFoundError", False),
     "assert double(n) == 2": ("it reads 'n', which neither it, the prompt nor the code", False),
-    "for n in NUMBERS:\n    assert double(n) == 2 * n": ("it reads 'NUMBERS', which", False),
     "def t(x=TWO):\n    assert double(1) == x\nt()": ("it reads 'TWO', which", False),
     "def t():\n    n = n + 1\n    assert double(n) == 2\nt()": ("UnboundLocalError", False),
-    "n = 1\ndel n\nassert double(n) == 2": ("it fails with NameError", False),
     "assert double(lambda x: x) == 2": ("a test passes a function to the candidate", False),
 }  # fmt: skip
 
 
 @for_each("test", IMPOSSIBLE)
-@for_each("partial", [False, True])
-def test_what_no_code_can_pass_is_an_error_of_the_row(bubblewrap, test, partial):
+def test_what_no_code_can_pass_is_an_error_of_the_row(bubblewrap, test):
     said, static = IMPOSSIBLE[test]
     row = {"tests": ["assert double(1) == 2", test, "assert double(2) == 4"]}
     whole = f"code_asserts: no code can pass test 2 of 3, {re.escape(repr(test)[:40])}.*{said}"
     with pytest.raises(RewardError, match=whole):
-        code_asserts(PROMPT, DOUBLE, row, partial=partial)
+        code_asserts(PROMPT, DOUBLE, row, partial=static)
     if static:
         with pytest.raises(RewardError, match=whole):
             code_asserts.check_row(row)
@@ -176,7 +153,6 @@ def test_what_no_code_can_pass_is_an_error_of_the_row(bubblewrap, test, partial)
         ("def double(x): return []", "for n in double(1):\n    m = n\nassert m == 1", False),
         ("def double(x): raise NameError('x')", "assert double(1) == 2", False),
         ("def double(x): import nothing_such", "assert double(1) == 2", False),
-        ("def double(x): return y", "assert double(1) == 2", False),
     ],
 )  # fmt: skip
 def test_what_some_code_can_pass_is_no_error_of_the_row(bubblewrap, code, test, right):
@@ -211,7 +187,6 @@ def test_a_setup_that_no_code_can_pass_is_an_error_of_the_row(bubblewrap):
         ("```python\na\n```\nIt prints\n```text\n4\n```", "a\n"),
         ("```text\n```python\n```", None),
         ("```python\na\n```\n```python\nb", None),  # cut off in the last block
-        ("```python\na\n```\n```text\n4", "a\n"),
         ("````python\n```\na\n```\n````", "```\na\n```\n"),
         ("~~~\na\n```\n~~~", "a\n```\n"),
         ("<think>```\na\n```</think>\n```Python 3\nb\n```", "b\n"),
@@ -220,18 +195,12 @@ def test_a_setup_that_no_code_can_pass_is_an_error_of_the_row(bubblewrap):
         ("  ```python title='x'\n  a\n  ```", "a\n"),
         ("1. Solution:\n   ```python\n   if x:\n       y\n\n   ```", "if x:\n    y\n\n"),
         ("  ```\na\n b\n   c\n\td\n ```", "a\nb\n c\n\td\n"),
-        ("```\n  a\n  ```", "  a\n"),
         ("10. Solution:\n    ```python\n    if x:\n        y\n    ```", "if x:\n    y\n"),
         ("- So:\n    - This:\n\n      ```\n      a\n      ```\n    Done.", "a\n"),
         ("- So:\n\t```\n\tif x:\n\t\ty\n\n\t```", "if x:\n\ty\n\n"),
-        ("    ```\n    a\n```", "a\n"),
         # Fences in a docstring are within a function, so they are at least 4 spaces deeper.
         ("```\ndef f():\n    ```\n    4\n    ```\n```", "def f():\n    ```\n    4\n    ```\n"),
         ("```\ndef f():\n\t```\n\t4\n\t```\n```", "def f():\n\t```\n\t4\n\t```\n"),
-        (
-            "    ```\n    def f():\n        ```\n        ```\n    ```",
-            "def f():\n    ```\n    ```\n",
-        ),
         ("\t```\n\tdef f():\n\t\t```\n\t\t```\n\t```", "def f():\n\t```\n\t```\n"),
         ("  ```\n  a\n  ```\n```\n  b\n```", "  b\n"),
         ("print(4)", None),
@@ -270,60 +239,25 @@ def test_what_a_program_prints_is_compared_by_words(bubblewrap):
     assert code_stdio("", "4", right)["test_passes"] == [False]
 
 
-@for_each(
-    "printed, expected, same",
-    [
-        ("0.5", "0.50", True),
-        ("0.30000000000000004", "0.3", True),
-        ("0.6666666666666666", "0.666667", True),
-        ("0.66666", "0.666667", False),
-        ("1e-05", "0.00001", True),
-        ("0.00002", "0.00001", False),
-        ("-0.0", "0.0", True),
-        (".5", "0.5", True),
-        ("3", "3.000000", True),
-        ("2.9999999999999996", "3", True),
-        ("4.0", "4", True),
-        ("4.1", "4", False),
-        ("1234567.1", "1234567.9", True),  # 6.5e-7 of it, as a contest's checker has it
-        ("1000000.5", "1000002.5", False),
-        # Counts are exact, also written as floats.
-        ("10000001.0", "10000000.0", False),
-        ("10000001", "1e7", False),
-        ("10000000", "1e7", True),
-        ("9007199254740992.0", "9007199254740993", False),
-        ("50000000000000000", "50000000000000001", False),
-        ("1e5", "100000", False),
-        ("1e+16", "10000000000000000", False),
-        ("7", "007", False),
-        ("101", "0101", False),
-        ("+4", "4", False),
-        ("-0", "0", False),
-        ("1.02", "01.02", False),
-        # What only some parsers call a number is text.
-        ("nan", "nan", True),
-        ("nan", "NaN", False),
-        ("nan", "0.5", False),
-        ("inf", "Infinity", False),
-        ("1e999", "inf", False),
-        ("inf", "1e999", False),
-        ("0x10", "16", False),
-        ("1_000.5", "1000.5", False),
-        ("1,000.5", "1000.5", False),
-        ("\u0663.5", "3.5", False),
-        ("1e99999", "1e99998", False),
-        ("1/2", "0.5", False),
-        ("yes", "YES", False),
-        ("True", "1", False),
-        # Words are compared one by one.
-        ("1 0.50 x\n", "1\n0.5   x", True),
-        ("1 0.5", "1 0.5 0.5", False),
-        ("x 0.5", "y 0.5", False),
-        ("", "0", False),
-    ],
-)
-def test_words_that_differ_as_texts_may_be_one_number(printed, expected, same):
-    assert code_rows.same_words(printed, expected) == same
+SAME_WORDS = """0.5 0.50 | 0.30000000000000004 0.3 | 0.6666666666666666 0.666667 | 1e-05 0.00001
+    -0.0 0.0 | .5 0.5 | 3 3.000000 | 2.9999999999999996 3 | 4.0 4 | 10000000 1e7 | nan nan
+    1234567.1 1234567.9"""  # 6.5e-7 of it, as a contest's checker has it
+# Counts are exact, also written as floats; what only some parsers call a number is text.
+OTHER_WORDS = """0.66666 0.666667 | 0.00002 0.00001 | 4.1 4 | 1000000.5 1000002.5 | 10000001 1e7
+    10000001.0 10000000.0 | 9007199254740992.0 9007199254740993 | 1e+16 10000000000000000
+    50000000000000000 50000000000000001 | 7 007 | +4 4 | -0 0 | 1.02 01.02 | nan NaN | nan 0.5
+    inf Infinity | 1e999 inf | inf 1e999 | 0x10 16 | 1_000.5 1000.5 | 1,000.5 1000.5
+    \u0663.5 3.5 | 1e99999 1e99998 | 1/2 0.5 | yes YES | True 1"""
+
+
+def test_words_that_differ_as_texts_may_be_one_number():
+    for text, same in ((SAME_WORDS, True), (OTHER_WORDS, False)):
+        for pair in text.replace("\n", "|").split("|"):
+            assert code_rows.same_words(*pair.split()) == same, pair
+    # Words are compared one by one.
+    assert code_rows.same_words("1 0.50 x\n", "1\n0.5   x")
+    for printed, expected in (("1 0.5", "1 0.5 0.5"), ("x 0.5", "y 0.5"), ("", "0")):
+        assert not code_rows.same_words(printed, expected)
 
 
 METHOD = (
@@ -398,30 +332,17 @@ def test_lines_of_apps(bubblewrap):
     assert code_stdio("", f"```python\n{code}\n```", row)["test_passes"] == [True, True]
 
 
-@for_each(
-    "printed, expected, same",
-    [
-        ("3", "3", True),
-        ("3.0", "3", True),
-        ("2.9999999999999996", "3", True),
-        ("true", "true", True),
-        ("false", "true", False),
-        ('"1.0"', "1.0", False),
-        ('"a"', '"a"', True),
-        ("null", "[]", False),
-        ("NaN", "0.5", False),
-        ("1" + "0" * 400, "0.5", False),
-        ("0.5", "1" + "0" * 400, False),
-        ("9007199254740993", "9007199254740992", False),
-        ('{"1": 0.30000000000000004}', '{"1": 0.3}', True),
-        ("[[1, 2], [0.5]]", "[[1, 2], [0.50]]", True),
-        ("[1, [2]]", "[1, [2, 2]]", False),
-        ("[" * 100_000, "[]", False),
-        ("", "[]", False),
-    ],
-)
-def test_results_of_functions_are_compared_as_json(printed, expected, same):
-    assert code_rows.same_result(printed, expected) == same
+def test_results_of_functions_are_compared_as_json():
+    same = """3 3 | 3.0 3 | 2.9999999999999996 3 | true true | "a" "a"
+        {"1":0.30000000000000004} {"1":0.3} | [[1,2],[0.5]] [[1,2],[0.50]]"""
+    other = """false true | "1.0" 1.0 | null [] | NaN 0.5 | 9007199254740993 9007199254740992
+        [1,[2]] [1,[2,2]]"""
+    for text, equal in ((same, True), (other, False)):
+        for pair in text.replace("\n", "|").split("|"):
+            assert code_rows.same_result(*pair.split()) == equal, pair
+    huge = "1" + "0" * 400
+    for pair in ((huge, "0.5"), ("0.5", huge), ("[" * 100_000, "[]"), ("", "[]")):
+        assert not code_rows.same_result(*pair)
 
 
 def test_assertions_run_with_calls_of_another_process(bubblewrap):
@@ -574,11 +495,6 @@ def test_iterators_and_views_of_a_test_reach_the_candidate(bubblewrap):
         ("assert f(Point(1)) == 1", "class Point:\n    def __init__(self, x): self.x = x", "Point"),
         ("assert f([{'a': (date(2020, 1, 1),)}]) == 1", "from datetime import date", "date"),
         ("assert f(1, key=Decimal('1.5')) == 1", "from decimal import Decimal", "Decimal"),
-        (
-            "assert f(1) == 1\nassert f(Decimal('1.5')) == 1",
-            "from decimal import Decimal",
-            "Decimal",
-        ),
         ("assert f(x for x in [object()]) == 1", "", "object"),
         ("out = []\nf(out.append)\nassert out == [1]", "", "builtin_function_or_method"),
         ("assert f(int) == 1", "", "type"),
@@ -693,13 +609,6 @@ def test_long_iterators_come_in_batches(bubblewrap):
     assert passes(code, *tests, seconds=60.0) == [True] * 4
 
 
-def test_a_setup_that_always_fails_ends_the_run(bubblewrap):
-    row = {"tests": ["assert f() == 1", "assert f() == 2"], "setup": "import nothing_of_this_name"}
-    for partial in (False, True):
-        with pytest.raises(RewardError, match="the setup imports 'nothing_of_this_name'"):
-            code_asserts("", "```python\ndef f(): return 1\n```", row, partial=partial)
-
-
 def test_integers_of_any_length_pass_both_ways(bubblewrap):
     """Python neither writes nor reads more than 4,300 decimal digits."""
     power = "def f(n=5000, sign=1): return sign * 10**n"
@@ -750,6 +659,7 @@ def test_results_of_tests_reach_a_batch_and_a_pool(bubblewrap, pooled):
 
 
 PAIR = {"input": "1", "output": "1"}
+CALL = {**PAIR, "testtype": "functional"}
 PYTEST = "import pytest\n\ndef test_double():\n    assert double(2) == 4"
 
 
@@ -758,82 +668,57 @@ def test_a_list_of_tests_may_be_json(bubblewrap):
     assert code_asserts("", DOUBLE, row)["test_passes"] == [True, False]
 
 
+STDIO = [
+    ({}, "must be a list of mappings .* got 'None'"),
+    ({"tests": []}, "must be a list"),
+    ({"tests": "no json"}, "must be a list"),
+    ({"tests": "[" * 100_000}, "must be a list"),
+    ({"tests": [{"input": "1"}]}, "must be a list"),
+    ({"tests": {"inputs": ["1"], "outputs": []}}, "must be lists of one length"),
+    ({"tests": {"inputs": 1, "outputs": 1}}, "must be lists of one length, got 1 a"),
+    ({"tests": {"inputs": [], "outputs": []}}, "must be a list of mappings"),
+    (apps([[1, 2]], [3], fn_name=None), "lists of arguments, and there is no 'fn_na"),
+    (apps([[1], "2"], [3, 4]), "must be a list of mappings"),
+    (apps([[1], [{"2": 3}]], [3, 4]), "test 2 of 2 passes a mapping with numbers"),
+    (apps([[1], [{1, 2}]], [3, 4]), "test 2 of 2 has a value that is not JSON: .*set"),
+    (apps([[1], [2]], [[None], [None]]), "every test expects null"),
+    (apps([["x" * 2**24]], [1]), "its input has 16,777,218 characters"),
+    ({"tests": [{"input": "", "output": " "}]}, "test 1 of 1, '', expects no output"),
+    ({"tests": [PAIR, {**PAIR, "input": "\ud800"}]}, "2 of 2, .*: its input is not valid Unicode"),
+    ({"tests": [{**PAIR, "output": "\ud800"}]}, "its output is not valid Unicode"),
+    ({"tests": [{**PAIR, "input": "x" * 2**24}]}, "its input has 16,777,216 char"),
+    ({"tests": [PAIR, CALL]}, "'testtype' of all"),
+    ({"tests": [{**PAIR, "testtype": "call"}]}, "'testtype' of all .*got 'call'"),
+    ({"tests": [CALL]}, "need its name .* got None"),
+    ({"tests": [CALL], "metadata": "no json"}, "need its name .* got None"),
+    ({"tests": [PAIR], "func_name": "a b"}, "need its name in the row.*'a b'"),
+    (
+        {"tests": [PAIR, {**PAIR, "input": "1\n[2"}], "func_name": "f"},
+        r"2 of 2.* '\[2' is not JSON",
+    ),
+    ({"tests": [{**PAIR, "output": "x"}], "func_name": "f"}, "output 'x' is not J"),
+    ({"tests": [{**PAIR, "output": "null"}], "func_name": "f"}, "expects null"),
+]
+ASSERTS = [
+    (None, "must be a string or a list of strings, got 'None'"),
+    ([1], "must be a string or a list"),
+    ("null", "must be a string or a list of strings, got 'null'"),
+    (["assert ("], r"test 1 of 1, 'assert \(': it is not Python"),
+    (["assert f('" + "x" * 2**24 + "')"], "characters as JSON"),
+    ("def check(candidate): pass", "need an 'entry_point'"),
+    ("", "asserts nothing when it runs"),
+    ("# double(2) == 4", "asserts nothing when it runs"),
+    ("'double(2) == 4'", "asserts nothing when it runs"),
+    (["assert double(2) == 4", PYTEST], "test 2 of 2, .* imports 'pytest', which the sandbox"),
+    (["assert double(2) == 4", PYTEST[15:]], "test 2 of 2, .* assert"),
+    ("if __name__ == '__main__':\n    assert 0", "asserts nothing"),
+]
+
+
 @for_each(
     "reward, row, message",
-    [
-        (code_stdio, {}, "must be a list of mappings .* got 'None'"),
-        (code_stdio, {"tests": []}, "must be a list"),
-        (code_stdio, {"tests": "no json"}, "must be a list"),
-        (code_stdio, {"tests": "[" * 100_000}, "must be a list"),
-        (code_stdio, {"tests": [{"input": "1"}]}, "must be a list"),
-        (code_stdio, {"tests": {"inputs": ["1"], "outputs": []}}, "must be lists of one length"),
-        (
-            code_stdio,
-            {"tests": {"inputs": 1, "outputs": 1}},
-            "must be lists of one length, got 1 a",
-        ),
-        (code_stdio, {"tests": {"inputs": [], "outputs": []}}, "must be a list of mappings"),
-        (
-            code_stdio,
-            apps([[1, 2]], [3], fn_name=None),
-            "lists of arguments, and there is no 'fn_na",
-        ),
-        (code_stdio, apps([[1], "2"], [3, 4]), "must be a list of mappings"),
-        (code_stdio, apps([[1], [{"2": 3}]], [3, 4]), "test 2 of 2 passes a mapping with numbers"),
-        (
-            code_stdio,
-            apps([[1], [{1, 2}]], [3, 4]),
-            "test 2 of 2 has a value that is not JSON: .*set",
-        ),
-        (code_stdio, apps([[1], [2]], [[None], [None]]), "every test expects null"),
-        (code_stdio, apps([["a"], ["b"]], ["1", 2], fn_name=None), "must be a list of mappings"),
-        (code_stdio, apps([["x" * 2**24]], [1]), "its input has 16,777,218 characters"),
-        (
-            code_stdio,
-            {"tests": [{"input": "", "output": " "}]},
-            "test 1 of 1, '', expects no output",
-        ),
-        (
-            code_stdio,
-            {"tests": [PAIR, {**PAIR, "input": "\ud800"}]},
-            r"test 2 of 2, .*: its input is not valid Unicode",
-        ),
-        (code_stdio, {"tests": [{**PAIR, "output": "\ud800"}]}, "its output is not valid Unicode"),
-        (code_stdio, {"tests": [{**PAIR, "input": "x" * 2**24}]}, "its input has 16,777,216 char"),
-        (code_stdio, {"tests": [PAIR, {**PAIR, "testtype": "functional"}]}, "'testtype' of all"),
-        (code_stdio, {"tests": [{**PAIR, "testtype": "call"}]}, "'testtype' of all .*got 'call'"),
-        (code_stdio, {"tests": [{**PAIR, "testtype": "functional"}]}, "need its name .* got None"),
-        (
-            code_stdio,
-            {"tests": [{**PAIR, "testtype": "functional"}], "metadata": "no json"},
-            "need its name .* got None",
-        ),
-        (code_stdio, {"tests": [PAIR], "func_name": "a b"}, "need its name in the row.*'a b'"),
-        (
-            code_stdio,
-            {"tests": [PAIR, {**PAIR, "input": "1\n[2"}], "func_name": "f"},
-            r"no code can pass test 2 of 2, '1\\n\[2': its input '\[2' is not JSON",
-        ),
-        (code_stdio, {"tests": [{**PAIR, "output": "x"}], "func_name": "f"}, "output 'x' is not J"),
-        (code_stdio, {"tests": [{**PAIR, "output": "null"}], "func_name": "f"}, "expects null"),
-        (code_asserts, {}, "must be a string or a list of strings, got 'None'"),
-        (code_asserts, {"tests": []}, "must be a string or a list"),
-        (code_asserts, {"tests": [1]}, "must be a string or a list"),
-        (code_asserts, {"tests": "null"}, "must be a string or a list of strings, got 'null'"),
-        (code_asserts, {"tests": ["assert ("]}, r"test 1 of 1, 'assert \(': it is not Python"),
-        (code_asserts, {"tests": ["assert f('" + "x" * 2**24 + "')"]}, "characters as JSON"),
-        (code_asserts, {"tests": "def check(candidate): pass"}, "need an 'entry_point'"),
-        (code_asserts, {"tests": ""}, "asserts nothing when it runs"),
-        (code_asserts, {"tests": "# double(2) == 4"}, "asserts nothing when it runs"),
-        (code_asserts, {"tests": "'double(2) == 4'"}, "asserts nothing when it runs"),
-        (
-            code_asserts,
-            {"tests": ["assert double(2) == 4", PYTEST]},
-            "test 2 of 2, .* imports 'pytest', which the sandbox does not have",
-        ),
-        (code_asserts, {"tests": ["assert double(2) == 4", PYTEST[15:]]}, "test 2 of 2, .* assert"),
-        (code_asserts, {"tests": "if __name__ == '__main__':\n    assert 0"}, "asserts nothing"),
-    ],
+    [(code_stdio, *row) for row in STDIO]
+    + [(code_asserts, {"tests": tests}, message) for tests, message in ASSERTS],
 )
 def test_rows_that_cannot_be_graded(reward, row, message):
     for read in (lambda: reward("", DOUBLE, row), lambda: reward.check_row(row)):

@@ -14,15 +14,8 @@ from jaxrl_llm.data import from_reasoning_gym
 from jaxrl_llm.rewards import RewardError, SandboxError, VerifierWarning, gym, score
 
 package = pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.usefixtures("bubblewrap")
 ENTRY = {"question": "2 + 2 =", "answer": "4", "metadata": {}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bubblewrap():
-    try:
-        return rewards.check_sandbox()
-    except SandboxError as error:
-        pytest.skip(str(error))
 
 
 @for_each("trust", [False, True])

@@ -3,14 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from bad_calls import bad_calls, raises
+from cheap import quick
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import for_each
 
 from jaxrl_llm.rewards import hbpo_reward, hbpo_rewards, overlong_penalty, overlong_rewards
-
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
 def test_overlong_worked_numbers():
@@ -61,32 +60,20 @@ def reference(correct, length, budget, l_max=4096, k=4.0, d=None, floor=None):
 
 
 @for_each(
-    ("budget", "expected"), [(512, 3.923141), (1024, 3.695518), (2048, 2.828427), (2560, 2.222281)]
-)
-def test_hbpo_pays_the_ideal_reward_at_the_budget(budget, expected):
-    reward = hbpo_reward(jnp.ones(1, bool), jnp.array([budget]), jnp.array([budget]))
-    np.testing.assert_allclose(reward, [expected], rtol=1e-6)
-
-
-@for_each(
-    ("budget", "length", "expected"),
+    ("budget", "at_length"),
     [
-        (2048, 0, 2.828427),
-        (2048, 1000, 2.828427),
-        (2048, 2048, 2.828427),
-        (2048, 2560, 2.0973),
-        (2048, 4096, -0.5),
-        (512, 0, 3.875),
-        (512, 4096, -0.875),
-        (512, 4097, 0.0),
-        (4096, 0, 4.0),
-        (4096, 2048, 2.828427),
-        (4096, 4096, 0.0),
+        (512, {512: 3.923141, 0: 3.875, 4096: -0.875, 4097: 0.0}),
+        (1024, {1024: 3.695518}),
+        (2048, {0: 2.828427, 1000: 2.828427, 2048: 2.828427, 2560: 2.0973, 4096: -0.5}),
+        (2560, {2560: 2.222281}),
+        (4096, {0: 4.0, 2048: 2.828427, 4096: 0.0}),
     ],
 )
-def test_hbpo_worked_numbers(budget, length, expected):
-    reward = hbpo_reward(jnp.ones(1, bool), jnp.array([length]), jnp.array([budget]))
-    np.testing.assert_allclose(reward, [expected], atol=1e-4)
+def test_hbpo_worked_numbers(budget, at_length):
+    """The ideal reward is that of the budget itself, and at most that."""
+    lengths = jnp.array(list(at_length))
+    reward = hbpo_reward(jnp.ones(len(lengths), bool), lengths, jnp.full(len(lengths), budget))
+    np.testing.assert_allclose(reward, list(at_length.values()), atol=1e-4)
 
 
 def test_hbpo_wrong_unreadable_and_floor():
@@ -133,65 +120,27 @@ REWARDS, MASK = jnp.ones((2, 3)), jnp.ones((2, 3, 4), bool)
 
 
 @for_each(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: overlong_penalty(jnp.ones(2), max_length=4, buffer=5),
-            ValueError,
-            "overlong_penalty: buffer must not exceed max_length",
-        ),
-        (
-            lambda: overlong_rewards(REWARDS, MASK, max_length=4, buffer=0),
-            ValueError,
-            "overlong_penalty: buffer must be above 0; got 0",
-        ),
-        (
-            lambda: overlong_penalty(jnp.ones(2), max_length=4, buffer=2, factor=-1.0),
-            ValueError,
-            "overlong_penalty: factor must not be negative",
-        ),
-        (
-            lambda: overlong_penalty(jnp.ones(2), max_length=float("inf"), buffer=2),
-            ValueError,
-            "overlong_penalty: max_length must be finite; got inf",
-        ),
-        (
-            lambda: overlong_rewards(REWARDS, MASK[:, :2], max_length=4, buffer=2),
-            ValueError,
-            r"overlong_rewards: mask must have shape \(2, 3, 4\)",
-        ),
-        (
-            lambda: overlong_rewards(REWARDS, MASK * 1.0, max_length=4, buffer=2),
-            TypeError,
-            "overlong_rewards: mask must be bool",
-        ),
-        (
-            lambda: hbpo_reward(None, REWARDS, REWARDS),
-            TypeError,
-            "hbpo_reward: correct must be an array; got NoneType",
-        ),
-        (
-            lambda: hbpo_reward(REWARDS, REWARDS, REWARDS),
-            TypeError,
-            "hbpo_reward: correct must be bool",
-        ),
-        (
-            lambda: hbpo_reward(REWARDS > 0, REWARDS, REWARDS[:1]),
-            ValueError,
-            "hbpo_reward: these must have the same shape",
-        ),
-        (
-            lambda: hbpo_rewards(REWARDS, MASK, budgets=REWARDS[:1]),
-            ValueError,
-            r"hbpo_rewards: budgets must have shape \(2, 3\)",
-        ),
-        (
-            lambda: hbpo_rewards(REWARDS, MASK, budgets=REWARDS, max_length=0),
-            ValueError,
-            "hbpo_reward: max_length must be above 0",
-        ),
-    ],
+    ("error", "call", "message"),
+    bad_calls(r"""
+ValueError:
+    overlong_penalty(jnp.ones(2), max_length=4, buffer=5)  # buffer must not exceed max_length
+    overlong_rewards(REWARDS, MASK, max_length=4, buffer=0)
+    # !overlong_penalty: buffer must be above 0; got 0
+    overlong_penalty(jnp.ones(2), max_length=4, buffer=2, factor=-1.0)
+    # factor must not be negative
+    overlong_penalty(jnp.ones(2), max_length=float("inf"), buffer=2)
+    # max_length must be finite; got inf
+    overlong_rewards(REWARDS, MASK[:, :2], max_length=4, buffer=2)
+    # mask must have shape \(2, 3, 4\)
+    hbpo_reward(REWARDS > 0, REWARDS, REWARDS[:1])  # these must have the same shape
+    hbpo_rewards(REWARDS, MASK, budgets=REWARDS[:1])  # budgets must have shape \(2, 3\)
+    hbpo_rewards(REWARDS, MASK, budgets=REWARDS, max_length=0)
+    # !hbpo_reward: max_length must be above 0
+TypeError:
+    overlong_rewards(REWARDS, MASK * 1.0, max_length=4, buffer=2)  # mask must be bool
+    hbpo_reward(None, REWARDS, REWARDS)  # correct must be an array; got NoneType
+    hbpo_reward(REWARDS, REWARDS, REWARDS)  # correct must be bool
+"""),
 )
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+def test_bad_input(error, call, message):
+    raises(error, call, message, globals())

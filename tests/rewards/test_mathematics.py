@@ -15,7 +15,6 @@ from jaxrl_llm import rewards
 from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.rewards.answers import row_check
-from jaxrl_llm.rewards.formulas import replied
 from jaxrl_llm.rewards.mathematics import equal, vote_text
 from jaxrl_llm.rewards.numbers import canonical, rational
 
@@ -41,159 +40,124 @@ def test_golden_pairs_in_both_directions(part):
 
 
 @for_each(
-    ("reply", "answer", "right"),
+    ("reply", "right", "wrong"),
     [
-        ("The answer is 2x + 3.", "2x+3", 1.0),
-        ("The answer is 2x + 3.", "3", 0.0),
-        (r"The answer is 0.\overline{3}.", "0", 0.0),
-        (r"The answer is 0.\overline{3}.", "1/3", 1.0),
-        ("So it is 2 sin x", r"2\sin x", 1.0),
-        ("So it is 2 sin x", "2", 0.0),
-        ("So x < 2", "2", 0.0),
-        ("It is 4 10/3.", "10", 0.0),
-        ("We take 4 1/4 cups.", "4.25", 1.0),
-        ("It has 1 000 000 cells", "1000000", 1.0),
-        ("In 2024 5 people came", "5", 1.0),
-        ("The point is (2, 3).", "(2,3)", 1.0),
-        ("5 - 9 = \u22124.", "-4", 1.0),
-        ("It costs $12 and $15.", "15", 1.0),
-        ("**Answer:** 42", "42", 1.0),
-        ("Answer: no solution", r"\text{no solution}", 1.0),
-        (r"$\boxed{1}$ and $\boxed{2}$", "1,2", 1.0),
-        (r"\boxed{1}, no: \boxed{2}", "2", 1.0),
-        (r"\boxed{12", "12", 0.0),
-        ("The final answer is $1$ or $-1$. I hope", r"\pm 1", 1.0),
-        ("It is 10² m", "100", 1.0),
-        ("The answer is n(n+1)/2.", r"\frac{n(n+1)}{2}", 1.0),
-        ("The answer is n(n+1)/2.", r"\frac{n+1}{2}", 0.0),
-        ("So it equals x(x+1).", "x^2+x", 1.0),
-        ("So it is n(n-1)(n-2)/6", r"\binom{n}{3}", 1.0),
-        ("We get a(b+c) here", "b+c", 0.0),
-        ("It is a point (3,4)", "(3,4)", 1.0),
-        ("It is the point P(3, 4).", "(3,4)", 1.0),
-        ("The answer is (C).", "C", 1.0),
-        ("The answer is C.", "C", 1.0),
-        ("Answer: C", "C", 1.0),
-        ("The answer is **C**", "C", 1.0),
-        ("**Answer:** [D]", "D", 1.0),
-        ("The answer is (C).", "D", 0.0),
-        ("Answer: A) 12", "12", 1.0),
-        ("The answer is - 5", "-5", 1.0),
-        ("The answer is:\n- 5", "5", 1.0),
-        ("Answer: - 2x", "-2x", 1.0),
+        ("The answer is 2x + 3.", "2x+3", "3"),
+        (r"The answer is 0.\overline{3}.", "1/3", "0"),
+        ("So it is 2 sin x", r"2\sin x", "2"),
+        ("So x < 2", "x<2", "2"),
+        ("It is 4 10/3.", None, "10"),
+        ("We take 4 1/4 cups.", "4.25", "4"),
+        ("It has 1 000 000 cells", "1000000", "0"),
+        ("In 2024 5 people came", "5", "20245"),
+        ("The point is (2, 3).", "(2,3)", "3"),
+        ("5 - 9 = \u22124.", "-4", "4"),
+        ("It costs $12 and $15.", "15", "12"),
+        ("**Answer:** 42", "42", "2"),
+        ("Answer: no solution", r"\text{no solution}", "0"),
+        (r"$\boxed{1}$ and $\boxed{2}$", "1,2", None),
+        (r"\boxed{1}, no: \boxed{2}", "2", "1"),
+        (r"\boxed{12", None, "12"),
+        ("The final answer is $1$ or $-1$. I hope", r"\pm 1", "1"),
+        ("It is 10² m", "100", "102"),
+        ("The answer is n(n+1)/2.", r"\frac{n(n+1)}{2}", r"\frac{n+1}{2}"),
+        ("So it equals x(x+1).", "x^2+x", "x+1"),
+        ("So it is n(n-1)(n-2)/6", r"\binom{n}{3}", "1/3"),
+        ("We get a(b+c) here", None, "b+c"),
+        ("It is a point (3,4)", "(3,4)", "4"),
+        ("It is the point P(3, 4).", "(3,4)", "4"),
+        ("The answer is (C).", "C", "D"),
+        ("The answer is **C**", "C", "D"),
+        ("**Answer:** [D]", "D", "C"),
+        ("Answer: A) 12", "12", None),
+        ("The answer is - 5", "-5", "5"),
+        ("The answer is:\n- 5", "5", "-5"),
+        ("Answer: - 2x", "-2x", "2x"),
     ],
 )
-def test_the_answer_in_prose_is_the_whole_formula(reply, answer, right):
-    assert rewards.math_verify("", reply, {"answer": answer}) == right
-    assert rewards.reasoning_accuracy("", f"7</think>{reply}", {"answer": answer}) == right
+def test_the_answer_in_prose_is_the_whole_formula(reply, right, wrong):
+    for answer, value in ((right, 1.0), (wrong, 0.0)):
+        if answer is not None:
+            assert rewards.math_verify("", reply, {"answer": answer}) == value
+            assert rewards.reasoning_accuracy("", f"7</think>{reply}", {"answer": answer}) == value
 
 
-@for_each(
-    ("kind", "pairs"),
-    {
-        "exact decimals": [
-            (r"0.1\pi", r"\frac{\pi}{10}"),
-            (r"1.2\sqrt3", r"\frac{6\sqrt3}{5}"),
-            ("x^{0.5}", r"\sqrt{x}"),
-            ("100e^{0.02t}", r"100e^{\frac{t}{50}}"),
-            (r"(-\infty,0.1\pi]", r"(-\infty,\frac{\pi}{10}]"),
-            ("0.3x", r"\frac{3x}{10}"),
-        ],
-        "large factorials and sums": [
-            (r"1-\frac{1}{2023!}", r"\frac{2023!-1}{2023!}"),
-            (r"\frac{3000!}{2999!}", "3000"),
-            (r"\binom{100000}{2}", "4999950000"),
-            (r"\sum_{k=1}^{1000} k", "500500"),
-        ],
-        "ratios and times": [("3 : 2 : 1", "3:2:1"), ("3:2", "6:4"), ("12:30", "12:30")],
-        "degrees": [
-            (r"\sin 30^\circ", "0.5"),
-            (r"\tan 45^\circ", "1"),
-            (r"\tan(45°)", r"\tan 45^{\circ}"),
-            (r"\cos{120^\circ}", "-0.5"),
-            (r"\sin^2 30^\circ", r"\frac14"),
-            ("sin(30 degrees)", "0.5"),
-            (r"45^\circ", "45"),
-        ],
-        "real roots": [
-            (r"\sqrt[3]{-8}", "-2"),
-            (r"\sqrt[5]{-32}", "-2"),
-            ("x^{2/3}", r"\sqrt[3]{x^2}"),
-            (r"\sqrt{ab}", r"\sqrt a\sqrt b"),
-            (r"\log_2(xy)", r"\log_2 x+\log_2 y"),
-            (r"\ln\frac{x}{y}", r"\ln x-\ln y"),
-            (r"\sqrt{-4}", "2i"),
-        ],
-        "units": [
-            (r"9.8 \mathrm{~m/s^2}", "9.8"),
-            (r"9.8 \mathrm{~m} / \mathrm{s}^{2}", r"9.8 \text{ m/s}^2"),
-            (r"60 \text{ km}/\text{h}", r"60 \text{ km/h}"),
-            (r"25^\circ\text{C}", "25"),
-            (r"77^{\circ} F", "77°F"),
-            (r"3 \text{ cm}^{-1}", "3"),
-            (r"3 \Omega", "3"),
-        ],
-    }.items(),
-)
-def test_equal_pairs_beyond_the_golden_ones(kind, pairs):
-    wrong = [x for a, b in pairs for x in ((a, b), (b, a)) if not equal(*x)]
-    assert not wrong, f"false negatives of {kind}: {wrong}"
+# Pairs beyond the golden ones: the last column differs, the others are one.
+BEYOND = r"""
+0.1\pi = \frac{\pi}{10} != 0.11\pi
+1.2\sqrt3 = \frac{6\sqrt3}{5}
+x^{0.5} = \sqrt{x}
+100e^{0.02t} = 100e^{\frac{t}{50}}
+(-\infty,0.1\pi] = (-\infty,\frac{\pi}{10}]
+0.3x = \frac{3x}{10}
+1-\frac{1}{2023!} = \frac{2023!-1}{2023!}
+\frac{3000!}{2999!} = 3000
+\binom{100000}{2} = 4999950000
+\sum_{k=1}^{1000} k = 500500
+\frac{1}{3000!} != \frac{2}{3000!}
+\binom{1000000}{500000} != x>\pi
+\binom{10^6}{500000} != \pi
+\sum_{k=0}^{2023} \binom{2023}{k}x^k != x>\pi
+\prod_{k=1}^{5000}(x+k) != x
+3 : 2 : 1 = 3:2:1 != 3:1:2
+3:2 = 6:4
+12:30 = 12:30 != 0.4
+1:2:3 != 1:3:2
+4:2:1 != 2
+8:30 != 4:15
+\sin 30^\circ = 0.5 != \sin 30
+\tan 45^\circ = 1
+\tan(45°) = \tan 45^{\circ}
+\cos{120^\circ} = -0.5
+\sin^2 30^\circ = \frac14
+sin(30 degrees) = 0.5
+45^\circ = 45
+\cos 60^\circ != \cos 60
+\sqrt[3]{-8} = -2 != 2
+\sqrt[5]{-32} = -2
+x^{2/3} = \sqrt[3]{x^2}
+\sqrt{ab} = \sqrt a\sqrt b
+\log_2(xy) = \log_2 x+\log_2 y != \log_2 x-\log_2 y
+\ln\frac{x}{y} = \ln x-\ln y
+\sqrt{-4} = 2i
+\sqrt{x^2} != x
+\ln|x| != \ln x
+9.8 \mathrm{~m/s^2} = 9.8 != 9.8 \text{ m/s}
+9.8 \mathrm{~m} / \mathrm{s}^{2} = 9.8 \text{ m/s}^2 != 9.8 \mathrm{~m} / \mathrm{s}
+60 \text{ km}/\text{h} = 60 \text{ km/h}
+25^\circ\text{C} = 25 != 25°F
+77^{\circ} F = 77°F
+3 \text{ cm}^{-1} = 3
+3 \Omega = 3
+2\mathrm{i}/\mathrm{e} != 2
+"""
 
 
-@for_each(
-    ("a", "b"),
-    [
-        (r"0.1\pi", r"0.11\pi"),
-        (r"\frac{1}{3000!}", r"\frac{2}{3000!}"),
-        (r"\binom{1000000}{500000}", r"x>\pi"),
-        (r"\binom{10^6}{500000}", r"\pi"),
-        (r"\sum_{k=0}^{2023} \binom{2023}{k}x^k", r"x>\pi"),
-        (r"\prod_{k=1}^{5000}(x+k)", "x"),
-        ("3:2:1", "3:1:2"),
-        ("1:2:3", "1:3:2"),
-        ("4:2:1", "2"),
-        ("8:30", "4:15"),
-        ("12:30", "0.4"),
-        (r"\sin 30^\circ", r"\sin 30"),
-        (r"\cos 60^\circ", r"\cos 60"),
-        (r"\sqrt{x^2}", "x"),
-        (r"\sqrt[3]{-8}", "2"),
-        (r"\log_2(xy)", r"\log_2 x-\log_2 y"),
-        (r"\ln|x|", r"\ln x"),
-        (r"9.8 \mathrm{~m/s^2}", r"9.8 \text{ m/s}"),
-        (r"9.8 \mathrm{~m} / \mathrm{s}^{2}", r"9.8 \mathrm{~m} / \mathrm{s}"),
-        (r"2\mathrm{i}/\mathrm{e}", "2"),
-        (r"25^\circ\text{C}", "25°F"),
-    ],
-)
-def test_different_pairs_beyond_the_golden_ones(a, b):
-    equal("1", r"\pi")  # imports
-    start = time.process_time()
-    assert not equal(a, b) and not equal(b, a)
-    assert time.process_time() - start < 10.0
+@for_each("line", BEYOND.strip().splitlines())
+def test_pairs_beyond_the_golden_ones(line):
+    line, _, other = line.partition(" != ")
+    a, _, b = line.partition(" = ")
+    assert not b or (equal(a, b) and equal(b, a))
+    if other:
+        start = time.process_time()
+        assert not equal(a, other) and not equal(other, a)
+        assert time.process_time() - start < 10.0
 
 
-@for_each(
-    ("answer", "right", "wrong"),
-    [
+def test_an_answer_of_prose_has_one_formula():
+    for answer, right, wrong in (
         ("March 5", ["March 5", "5"], ["6", "March 6"]),
         ("Tuesday at 5 pm", ["Tuesday at 5 pm", "5"], ["Monday at 5 pm"]),
         ("The roots are $1$ and $-1$.", ["1,-1"], ["1"]),
-        ("2 hours 30 minutes", None, None),
-        ("5 feet 4 inches", None, None),
-        ("3 apples and 4 oranges", None, None),
-        ("Between 2 and 3", None, None),
-        ("The point (3,4) and then 5", None, None),
-        ("Page 3 of 10", None, None),
-    ],
-)
-def test_an_answer_of_prose_has_one_formula(answer, right, wrong):
-    if right is None:
+    ):
+        assert all(boxed(answer, x) == 1.0 for x in right)
+        assert not any(boxed(answer, x) for x in wrong)
+    for answer in (
+        *("2 hours 30 minutes", "3 apples and 4 oranges", "Between 2 and 3", "Page 3 of 10"),
+        "The point (3,4) and then 5",
+    ):
         with pytest.raises(RewardError, match="readable as mathematics"):
             boxed(answer, answer)
-        return
-    assert all(boxed(answer, x) == 1.0 for x in right)
-    assert not any(boxed(answer, x) for x in wrong)
 
 
 @for_each(
@@ -382,29 +346,20 @@ def test_votes_and_pools_pass_on_the_check_of_rows():
             rewards.score(pool, ["p"] * 2, [r"\boxed{4}"] * 2, rows)
 
 
+SAME_WORDS = """“Rome”=Rome | l’avion=l'avion | Cafe\u0301=Café | ﬁne=fine | １２３=123 | 1½=1 1/2
+New\u00a0York=new york | \u22125 °C=-5 °C | 1914–1918=1914-1918 | STRASSE=straße
+zero\u200bwidth=zerowidth"""
+OTHER_WORDS = "Café=Cafe | \u22125=5"
+
+
 @for_each(
     ("reply", "answer", "right"),
     [
-        ("“Rome”", "Rome", 1.0),
-        ("l’avion", "l'avion", 1.0),
-        ("Cafe\u0301", "Café", 1.0),
-        ("ﬁne", "fine", 1.0),
-        ("１２３", "123", 1.0),
-        ("New\u00a0York", "new york", 1.0),
-        ("\u22125 °C", "-5 °C", 1.0),
-        ("1914–1918", "1914-1918", 1.0),
-        ("STRASSE", "straße", 1.0),
-        ("1½", "1 1/2", 1.0),
-        ("zero\u200bwidth", "zerowidth", 1.0),
-        ("Café", "Cafe", 0.0),
-        ("\u22125", "5", 0.0),
+        (*pair.split("="), right)
+        for text, right in ((SAME_WORDS, 1.0), (OTHER_WORDS, 0.0))
+        for pair in text.replace("\n", " | ").split(" | ")
     ],
 )
 def test_words_are_compared_in_one_form_of_unicode(reply, answer, right):
     assert rewards.exact_match("", reply, {"answer": answer}) == right
     assert (rewards.f1("", reply, {"answer": answer}) == 1.0) == bool(right)
-
-
-def test_replied_takes_what_the_reply_states():
-    assert replied("Of 7 and 8 the answer is 7, as 8 is even.") == "7"
-    assert replied("no number") is None

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bad_calls import bad_calls, raises
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -84,39 +85,20 @@ def test_dropped_rollouts_have_no_reward(junk):
 
 
 @for_each(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: rw.meta_rewards(
-                rw.Prediction(jnp.zeros(1), jnp.zeros(2), **NONE), REWARDS, LENGTHS
-            ),
-            ValueError,
-            "meta_rewards: these must have the same shape: length",
-        ),
-        (
-            lambda: rw.meta_rewards(
-                rw.Prediction(jnp.zeros(1), jnp.zeros(1), **NONE), REWARDS, LENGTHS, base=1.0
-            ),
-            ValueError,
-            r"meta_rewards: base must be in \(0, 1\); got 1",
-        ),
-        (
-            lambda: rw.calibrated_rewards(REWARDS, baseline=jnp.zeros(3)),
-            ValueError,
-            r"calibrated_rewards: baseline must have shape \(\)",
-        ),
-        (
-            lambda: rw.constrained_rewards(
-                REWARDS, satisfied=REWARDS > 0, log_ratio=REWARDS, budget=0.0
-            ),
-            ValueError,
-            "constrained_rewards: budget must be above 0; got 0",
-        ),
-    ],
+    ("error", "call", "message"),
+    bad_calls(r"""
+ValueError:
+    rw.meta_rewards(rw.Prediction(jnp.zeros(1), jnp.zeros(2), **NONE), REWARDS, LENGTHS)
+    # these must have the same shape: length
+    rw.meta_rewards(rw.Prediction(jnp.zeros(1), jnp.zeros(1), **NONE), REWARDS, LENGTHS, base=1.0)
+    # base must be in \(0, 1\); got 1
+    rw.calibrated_rewards(REWARDS, baseline=jnp.zeros(3))  # baseline must have shape \(\)
+    rw.constrained_rewards(REWARDS, satisfied=REWARDS > 0, log_ratio=REWARDS, budget=0.0)
+    # budget must be above 0; got 0
+"""),
 )
-def test_bad_input_is_one_sentence(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
+def test_bad_input_is_one_sentence(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_crpg_rewards_of_the_entry():

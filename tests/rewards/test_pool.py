@@ -16,68 +16,52 @@ from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import RewardError, VerifierPool, VerifierWarning, score
 
 VERIFIERS = """
-import asyncio, os, pathlib, re, sys, time
+import asyncio, os, pathlib, re, subprocess, sys, time
+
+class RewardError(Exception):
+    pass
+
+def spin():
+    while True:
+        pass
+
+def refuse(error):
+    raise error
+
+def chatter():
+    print("noise on stdout", flush=True)
+    sys.stdin.read()
+
+def deafen():
+    os.closerange(4, 1024)
+    time.sleep(600)
+
+ACTIONS = {
+    "hang": spin, "sleep": lambda: time.sleep(600), "crash": lambda: os._exit(7),
+    "raise": lambda: refuse(KeyError("no such\\nthing")), "exit": lambda: sys.exit(1),
+    "none": lambda: None, "unpicklable": lambda: lambda: 0, "print": chatter, "deaf": deafen,
+    "pid": os.getpid, "jax": lambda: "jax" in sys.modules,
+    "prose": lambda: refuse(RewardError("no number")),
+}
 
 def judge(prompt, completion, metadata):
-    if completion == "hang":
-        while True:
-            pass
-    if completion == "sleep":
-        time.sleep(600)
-    if completion == "crash":
-        os._exit(7)
-    if completion == "raise":
-        raise KeyError("no such\\nthing")
-    if completion == "exit":
-        sys.exit(1)
-    if completion == "none":
-        return None
-    if completion == "unpicklable":
-        return lambda: 0
-    if completion == "print":
-        print("noise on stdout", flush=True)
-        sys.stdin.read()
-    if completion == "deaf":
-        os.closerange(4, 1024)
-        time.sleep(600)
-    if completion == "pid":
-        return os.getpid()
-    if completion == "jax":
-        return "jax" in sys.modules
-    return len(completion)
+    value = ACTIONS[completion]() if completion in ACTIONS else len(completion)
+    return len(completion) if completion == "print" else value
 
 def columns(prompt, completion, metadata):
-    if completion == "crash":
-        os._exit(7)
-    return {"length": len(completion), "one": 1}
-
-async def later(prompt, completion, metadata):
-    await asyncio.sleep(0.01)
-    return len(completion)
+    return {"length": judge(prompt, completion, metadata), "one": 1}
 
 async def moody(prompt, completion, metadata):
-    if completion == "crash":
-        await asyncio.sleep(0.05)
-        os._exit(7)
     if completion == "block":
         time.sleep(600)
-    if completion == "unpicklable":
-        return lambda: 0
     while completion in ("sleep", "deaf"):
         try:
             await asyncio.sleep(600)
         except asyncio.CancelledError:
             if completion == "sleep":
                 raise
-    if completion == "raise":
-        raise KeyError("no such\\nthing")
-    if completion == "prose":
-        raise RewardError("no number")
-    await asyncio.sleep(0.2)
-    return len(completion)
-
-class RewardError(Exception):
-    pass
+    await asyncio.sleep(0.05 if completion == "crash" else 0.2)
+    return judge(prompt, completion, metadata)
 
 class AsyncScale:
     def __init__(self, weight):
@@ -110,16 +94,12 @@ def meet(prompt, completion, metadata):
 
 def child(prompt, completion, metadata):
     if completion == "fork":
-        import subprocess
         process = subprocess.Popen(["sleep", "600"])
         pathlib.Path(metadata["file"]).write_text(str(process.pid))
         process.wait()
-    if completion == "leave":
-        import subprocess
-        left = ["sh", "-c", "setsid sleep 600 & echo $! >" + metadata["file"]]
-        subprocess.run(left, start_new_session=True)
-        time.sleep(600)
-    return 1.0
+    left = ["sh", "-c", "setsid sleep 600 & echo $! >" + metadata["file"]]
+    subprocess.run(left, start_new_session=True)
+    time.sleep(600)
 
 def backtrack(prompt, completion, metadata):
     pathlib.Path(metadata["file"]).write_text(str(os.getpid()))
@@ -157,11 +137,22 @@ def pool(verifiers):
 
 
 def run(pool, *completions):
-    return score(
-        pool,
-        ["p"] * len(completions),
-        list(completions),
-        [{"id": f"q{n}"} for n in range(len(completions))],
+    rows = [{"id": f"q{n}"} for n in range(len(completions))]
+    return score(pool, ["p"] * len(completions), list(completions), rows)
+
+
+def script(folder, verifiers, text):
+    """Runs a program that finds the module of the verifiers."""
+    (folder / "script.py").write_text(textwrap.dedent(text))
+    path = os.pathsep.join(filter(None, [os.path.dirname(verifiers.__file__), *sys.path]))
+    return subprocess.run(
+        [sys.executable, str(folder / "script.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        # In a file: what outlives the script would hold a pipe open.
+        stderr=(folder / "errors").open("w"),
+        text=True,
+        timeout=120,
     )
 
 
@@ -178,15 +169,6 @@ def ends(pid, seconds=60.0):
     return False
 
 
-def test_values_keep_their_order(pool):
-    texts = ["x" * n for n in range(1, 20)]
-    assert run(pool, *texts).rewards.tolist() == list(range(1, 20))
-
-
-def test_one_completion(pool):
-    assert pool("p", "abc", {}) == 3
-
-
 def test_a_failure_is_a_counted_zero_and_the_pool_goes_on(verifiers):
     # Two pools, as one tells of five failures.
     fatal = {
@@ -195,8 +177,8 @@ def test_a_failure_is_a_counted_zero_and_the_pool_goes_on(verifiers):
         "crash": "ended its process with exit status 7",
     }
     raised = {
-        "raise": r"raised KeyError: 'no such.*thing' \(.*\.py:13\)",
-        "exit": r"raised SystemExit: 1 \(.*\.py:15\)",
+        "raise": r"raised KeyError: 'no such.*thing' \(.*\.py:\d+\)",
+        "exit": r"raised SystemExit: 1 \(.*\.py:\d+\)",
         "unpicklable": "raised .*lambda.*",
     }
     for failures, deadline in ((fatal, 1.0), (raised, 60.0)):
@@ -221,13 +203,6 @@ def test_only_the_worker_that_hung_is_replaced(verifiers):
             os.kill(int(first), 0)  # the process is gone
 
 
-def test_every_completion_may_fail(pool):
-    with pytest.warns(VerifierWarning):
-        scores = run(pool, "crash", "crash")
-    assert scores.rewards.tolist() == [0, 0] and scores.failures == 2
-    assert scores.reward_components == {}
-
-
 def test_many_failures_give_few_warnings(verifiers):
     with (
         VerifierPool(verifiers.judge, workers=1) as pool,
@@ -242,14 +217,6 @@ def test_many_failures_give_few_warnings(verifiers):
     assert "failed on 10 more of 10 completions (10 raised), 40 so far" in told[6]
 
 
-def test_columns_of_a_failed_completion_are_zero(verifiers):
-    with VerifierPool(verifiers.columns, workers=1) as pool, pytest.warns(VerifierWarning):
-        scores = run(pool, "crash", "ab")
-    assert scores.rewards.tolist() == [0, 3]
-    assert scores.reward_components["length"].tolist() == [0, 2]
-    assert scores.reward_components["one"].tolist() == [0, 1]
-
-
 def test_a_value_that_is_no_number_is_a_mistake_of_the_function(pool):
     with pytest.raises(RewardError, match="judge gave None for prompt 1 .id 'q1'"):
         run(pool, "ok", "none")
@@ -258,11 +225,6 @@ def test_a_value_that_is_no_number_is_a_mistake_of_the_function(pool):
 def test_what_the_function_prints_or_reads_does_no_harm(pool, capfd):
     assert run(pool, "print", "ab").rewards.tolist() == [5, 2]
     assert "noise" not in capfd.readouterr().out
-
-
-def test_async_functions(verifiers):
-    with VerifierPool(verifiers.later, workers=1) as pool:
-        assert run(pool, "a", "bb").rewards.tolist() == [1, 2]
 
 
 def test_functions_of_every_kind_and_async_calls_at_one_time(verifiers):
@@ -286,7 +248,6 @@ def test_functions_of_every_kind_and_async_calls_at_one_time(verifiers):
     [
         ("sleep", "gave nothing within 1 s"),
         ("deaf", "gave nothing within 1 s"),
-        ("block", "gave nothing within 1 s"),
         ("crash", "ended its process with exit status 7"),
         ("raise", r"raised KeyError: 'no such.*thing' \(.*\.py:\d+\)"),
         ("unpicklable", "raised .*lambda.*"),
@@ -318,6 +279,7 @@ def test_the_deadline_of_an_async_call_begins_with_the_call(verifiers):
 
 @for_each("on_error", ["drop", "zero", "raise"])
 def test_what_becomes_of_a_failed_call_is_an_option(verifiers, on_error):
+    """Columns of a failed completion are zero."""
     rows = (["p"] * 3, ["ab", "crash", "abc"], [{"id": f"q{n}"} for n in range(3)])
     with (
         VerifierPool(verifiers.columns, workers=1) as pool,
@@ -329,6 +291,7 @@ def test_what_becomes_of_a_failed_call_is_an_option(verifiers, on_error):
             return
         scores = score(pool, *rows, on_error=on_error)
     assert scores.rewards.tolist() == [3, 0, 4] and scores.failures == 1
+    assert scores.reward_components["length"].tolist() == [2, 0, 3]
     assert scores.failed.tolist() == [False, on_error == "drop", False]
     assert scores.unanswered.tolist() == [False, True, False]
     assert "status 7 on prompt 1 (id 'q1')" in scores.error
@@ -344,14 +307,6 @@ def test_workers_work_at_the_same_time(verifiers, tmp_path):
 def test_the_deadline_of_score_is_not_the_pools(verifiers):
     with VerifierPool(verifiers.nap, workers=1) as pool:
         assert score(pool, ["p"] * 2, ["a"] * 2, deadline=0.1).rewards.tolist() == [1, 1]
-
-
-def test_large_texts_pass(pool):
-    assert run(pool, "x" * 3_000_000).rewards.tolist() == [3_000_000]
-
-
-def test_workers_do_not_import_jax(pool):
-    assert pool("p", "jax", {}) is False
 
 
 def test_a_worker_that_died_while_idle_is_replaced_without_a_failure(verifiers):
@@ -437,21 +392,13 @@ def test_a_module_that_ends_the_worker(verifiers, tmp_path, monkeypatch):
 @for_each(
     ("options", "message"),
     [
-        ({"workers": 0}, "workers must be an integer above 0"),
-        ({"workers": 1.5}, "workers must be an integer above 0"),
-        ({"workers": True}, "workers must be an integer above 0"),
-        ({"deadline": 0}, "deadline must be above 0"),
-        ({"deadline": -1}, "deadline must be above 0"),
-        ({"deadline": float("nan")}, "deadline must be above 0"),
+        *(({"workers": x}, "workers must be an integer above 0") for x in (0, 1.5, True)),
+        *(({"deadline": x}, "deadline must be above 0") for x in (0, float("nan"))),
         ({"deadline": float("inf")}, "deadline must be finite; got inf"),
         ({"deadline": 1e9}, "deadline must be at most 1,000,000 seconds; got 1e.09"),
         ({"patience": 1e39}, "patience must be at most 1e.18"),
         ({"patience": 0}, "patience must be above 0"),
-        ({"patience": -1.0}, "patience must be above 0"),
-        (
-            {"deadline": 7.0, "patience": 5.0},
-            "not be below the deadline, got 5 s and a deadline of 7 ",
-        ),
+        ({"deadline": 7.0, "patience": 5.0}, "not be below the deadline, got 5 s and a dead"),
     ],
 )
 def test_bad_options(verifiers, options, message):
@@ -461,29 +408,22 @@ def test_bad_options(verifiers, options, message):
 
 def test_no_worker_outlives_a_script_without_a_guard(verifiers, tmp_path):
     """A plain script, no `if __name__`, that never closes its pool, and one that is killed."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
-            import os, warnings
-            warnings.simplefilter("ignore")  # JAX warns of a fork
-            from jaxrl_llm.rewards import VerifierPool
-            killed = os.fork()
-            pool = VerifierPool("pool_verifiers:judge", workers=1)
-            print(int(pool("p", "pid", {})), flush=True)
-            if not killed:
-                os.kill(os.getpid(), 9)
-            os.waitpid(killed, 0)
-        """)
+    told = script(
+        tmp_path,
+        verifiers,
+        """
+        import os, warnings
+        warnings.simplefilter("ignore")  # JAX warns of a fork
+        from jaxrl_llm.rewards import VerifierPool
+        killed = os.fork()
+        pool = VerifierPool("pool_verifiers:judge", workers=1)
+        print(int(pool("p", "pid", {})), flush=True)
+        if not killed:
+            os.kill(os.getpid(), 9)
+        os.waitpid(killed, 0)
+        """,
     )
-    path = os.pathsep.join(filter(None, [os.path.dirname(verifiers.__file__), *sys.path]))
-    told = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (told.returncode, (tmp_path / "errors").read_text()) == (0, "")
     workers = [int(pid) for pid in told.stdout.split()]
     assert len(set(workers)) == 2 and all(map(ends, workers))
 
@@ -499,26 +439,21 @@ def test_no_worker_outlives_a_script_without_a_guard(verifiers, tmp_path):
 def test_what_a_call_runs_ends_with_a_parent_that_is_killed(
     verifiers, tmp_path, function, deadline
 ):
-    note, script = tmp_path / "pid", tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(f"""
-            import os, pathlib, threading, time
-            from jaxrl_llm.rewards import VerifierPool, _process
-            _process._GRACE_SECONDS = 1.0
-            pool = VerifierPool("pool_verifiers:{function}", workers=1, deadline={deadline})
-            call = ("p", "fork", {{"file": {str(note)!r}}})
-            threading.Thread(target=pool, args=call, daemon=True).start()
-            while not (pathlib.Path({str(note)!r}).exists() and os.path.getsize({str(note)!r})):
-                time.sleep(0.01)
-            os.kill(os.getpid(), 9)
-        """)
-    )
-    path = os.pathsep.join(filter(None, [os.path.dirname(verifiers.__file__), *sys.path]))
-    told = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        stderr=subprocess.DEVNULL,  # else what outlives the script would be waited for
-        timeout=120,
+    note = tmp_path / "pid"
+    told = script(
+        tmp_path,
+        verifiers,
+        f"""
+        import os, pathlib, threading, time
+        from jaxrl_llm.rewards import VerifierPool, _process
+        _process._GRACE_SECONDS = 1.0
+        pool = VerifierPool("pool_verifiers:{function}", workers=1, deadline={deadline})
+        call = ("p", "fork", {{"file": {str(note)!r}}})
+        threading.Thread(target=pool, args=call, daemon=True).start()
+        while not (pathlib.Path({str(note)!r}).exists() and os.path.getsize({str(note)!r})):
+            time.sleep(0.01)
+        os.kill(os.getpid(), 9)
+        """,
     )
     assert told.returncode == -9
     pid = int(note.read_text())

@@ -26,15 +26,6 @@ SECONDS = 0.5
 PREAMBLE = "import json\nT = json.loads(input())\n"
 
 
-@pytest.fixture(scope="module")
-def bubblewrap():
-    """Skips where no sandbox can run at all."""
-    try:
-        return check_sandbox()
-    except SandboxError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
 def namespaces(monkeypatch):
     """The PID namespaces of all sandboxes of a test."""

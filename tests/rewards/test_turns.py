@@ -18,10 +18,8 @@ TEXT = decode(range(len(WORDS)))
 def test_steps_of_a_text():
     assert jr.rewards.step_ends(TEXT) == [9, 19, 20]
     assert jr.rewards.step_ends("a;b;", separator=";") == [2, 4]
-    assert jr.rewards.step_ends("a\n\n \n\nb") == [
-        6,
-        7,
-    ]  # space goes to the step before
+    # Space goes to the step before.
+    assert jr.rewards.step_ends("a\n\n \n\nb") == [6, 7]
     assert jr.rewards.step_ends("") == [0] and jr.rewards.step_ends("\n\n") == [2]
     with pytest.raises(ValueError, match="step_ends: separator must not be empty"):
         jr.rewards.step_ends("a", separator="")

@@ -7,18 +7,15 @@ from jaxrl_llm.rewards import rating, verdict
 
 
 @for_each(
-    ("text", "want"),
+    ("texts", "want"),
     [
-        ("yes", 1.0),
-        ("NO.", 0.0),
-        ("No? On second thought: Yes!", 1.0),
-        ("<think>yes yes</think> no", 0.0),
-        ("nothing is known; yesterday", None),
-        ("", None),
+        ("yes | No? On second thought: Yes!", 1.0),
+        ("NO. | <think>yes yes</think> no", 0.0),
+        ("nothing is known; yesterday | ", None),
     ],
 )
-def test_the_last_word_counts(text, want):
-    assert verdict(text) == want
+def test_the_last_word_counts(texts, want):
+    assert {verdict(text) for text in texts.split(" | ")} == {want}
 
 
 def test_words_are_two_that_differ():
@@ -29,34 +26,20 @@ def test_words_are_two_that_differ():
 
 
 @for_each(
-    ("text", "want"),
+    ("texts", "want"),
     [
-        ("7", 0.7),
-        ("7/10", 0.7),
-        ("I rate it 7 out of 10.", 0.7),
+        ("7 | 7/10 | I rate it 7 out of 10. | **7**/10 | 7 (out of 10) | Rating scale: 7", 0.7),
+        ("On a 10-point scale: 7 | Out of 10 - 7 | Accuracy/7", 0.7),
         ("Of 3 steps 2 are right. Rating: 7.5 / 10.", 0.75),
+        (r"**3** out of 10 | \boxed{3}/10 | [[3]]/10 | Score: 3 on a scale of 1 to 10", 0.3),
+        ("On a scale from 0-10, I give it 4. | Rating (1-10): 4", 0.4),
+        ("Quality on the 1 to 10 scale: **8** | 7/10 to 8/10", 0.8),
         ("<think>10</think> 0", 0.0),
-        ("11", None),
-        ("-1", None),
-        ("v2 is fine", None),
-        ("**7**/10", 0.7),
-        ("**3** out of 10", 0.3),
-        (r"\boxed{3}/10", 0.3),
-        ("[[3]]/10", 0.3),
-        ("7 (out of 10)", 0.7),
-        ("Score: 3 on a scale of 1 to 10", 0.3),
-        ("On a scale from 0-10, I give it 4.", 0.4),
-        ("On a 10-point scale: 7", 0.7),
-        ("Quality on the 1 to 10 scale: **8**", 0.8),
-        ("Rating (1-10): 4", 0.4),
-        ("Rating scale: 7", 0.7),
-        ("Out of 10 - 7", 0.7),
-        ("Accuracy/7", 0.7),
-        ("7/10 to 8/10", 0.8),
+        ("11 | -1 | v2 is fine", None),
     ],
 )
-def test_the_last_number_counts(text, want):
-    assert rating(text) == want
+def test_the_last_number_counts(texts, want):
+    assert {rating(text) for text in texts.split(" | ")} == {want}
 
 
 def test_scales():
