@@ -71,6 +71,7 @@ def test_weighted_votes():
 def test_an_empty_group_has_no_label():
     found = majority_label(jnp.zeros((2, 0), jnp.int32))
     assert found.label.tolist() == [-1, -1] and found.share.tolist() == [0.0, 0.0]
+    assert found.share.dtype == jnp.float32
 
 
 @for_each(
