@@ -1,5 +1,9 @@
 """The benchmark of evolution runs at a tiny size; its figures are those of their formulas."""
 
+import json
+import subprocess
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
