@@ -1,3 +1,9 @@
+"""Responses of a prompt share rows: each token has one cell, and common beginnings lie once.
+
+``unpack(pack(x))`` is x where the mask keeps it, in values and gradients; the gradient of a shared
+token is the sum of those of all that share it; a node of a tree sees what its token comes after.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,3 +1,5 @@
+"""Secrets by name and look: found in objects, masked in texts, and other things left alone."""
+
 import dataclasses
 import functools
 from typing import Any, NamedTuple

@@ -1,3 +1,5 @@
+"""What a terminal shows of texts of strangers."""
+
 import io
 
 from jaxrl_llm.core.runtime.terminal import for_stream, str_or_type, visible

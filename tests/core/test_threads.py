@@ -1,3 +1,5 @@
+"""Calls of a worker in order; a thread that hangs holds neither the end nor a signal."""
+
 import os
 import signal
 import subprocess

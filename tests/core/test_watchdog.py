@@ -1,3 +1,5 @@
+"""A call that holds the interpreter ends its process; whatever is in time is left alone."""
+
 import os
 import signal
 import subprocess

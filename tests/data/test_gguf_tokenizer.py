@@ -143,12 +143,7 @@ def test_refusals_name_the_file(tmp_path, options, words):
         load_tokenizer(path)
 
 
-def test_no_pre_tokenizer_name_is_the_default(tmp_path):
-    tokenizer = load_tokenizer(write(tmp_path / "m.gguf", pre=None))
-    assert tokenizer.encode("hi") == [HI]
-    assert set(SPLITTINGS) >= {"default", "smollm", "qwen2", "llama-bpe", "gpt-2"}
-
-
-def test_folder_with_one_gguf(tmp_path):
-    write(tmp_path / "m.gguf")
+def test_a_folder_with_one_gguf_and_without_a_name_of_the_pre_tokenizer(tmp_path):
+    write(tmp_path / "m.gguf", pre=None)
     assert load_tokenizer(tmp_path).encode("hi") == [HI]
+    assert set(SPLITTINGS) >= {"default", "smollm", "qwen2", "llama-bpe", "gpt-2"}

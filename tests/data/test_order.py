@@ -1,3 +1,5 @@
+"""The order of prompts: each once an epoch, alike from a seed, and resumed from a cursor."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,3 +1,5 @@
+"""A turn as text, reasoning and calls; what is wrong with a call is told and never raised."""
+
 import json
 import random
 

@@ -1,3 +1,5 @@
+"""A question is plain text to the template, whatever it says."""
+
 import pytest
 from rows import for_each
 

@@ -1,3 +1,5 @@
+"""Tokenizers of SmolLM2 and of folders: the ids, texts and ends that transformers has."""
+
 import json
 import lzma
 from hashlib import sha256

@@ -1,3 +1,5 @@
+"""The last integer of a reply, and numbers that mathematics compares by their digits."""
+
 import threading
 import time
 
@@ -96,28 +98,6 @@ def test_a_long_completion_is_quick():
 def test_an_answer_without_an_integer(metadata):
     with pytest.raises(ValueError, match="last_integer: metadata\\['answer'\\] must hold"):
         last_integer("", "4", metadata)
-
-
-@for_each(
-    ("answer", "completion", "right"),
-    [
-        ("4", "So it is 4.", 1.0),
-        ("1/2", r"It is $\frac{2}{4}$.", 1.0),
-        (r"\frac{1}{2}", r"Thus \boxed{0.5}", 1.0),
-        ("x^2+1", "$1+x^2$", 1.0),
-        ("x^2+1", "$1-x^2$", 0.0),
-        (4, "five", 0.0),
-        ("4", "", 0.0),
-        ("x y", "$yx$", 1.0),
-        ("$xyz$", "$zyx$", 1.0),
-        (r"\sin x", r"$\sin(x)$", 1.0),
-        ("sin x", r"$\sin(x)$", 1.0),
-        ("sqrt (2)", r"$\sqrt{2}$", 1.0),
-        (r"\text{blue}", r"\boxed{\text{blue}}", 1.0),
-    ],
-)
-def test_math_verify(answer, completion, right):
-    assert rewards.math_verify("", completion, {"answer": answer}) == right
 
 
 MATRIX = r"\begin{pmatrix}%s\\2\end{pmatrix}"
@@ -222,12 +202,6 @@ def test_math_verify_works_outside_the_main_thread():
     thread.start()
     thread.join()
     assert given == [1.0]
-
-
-@for_each("answer", [None, "", "blue", "the cat sat", "Yes, it is.", "xyz"])
-def test_math_verify_refuses_an_answer_that_it_cannot_read(answer):
-    with pytest.raises(rewards.RewardError, match=f"readable as mathematics, got {answer!r}"):
-        rewards.math_verify("", "4", {"answer": answer})
 
 
 @for_each(

@@ -1,3 +1,13 @@
+"""Replies of code, graded in sandboxes.
+
+- ``from_code_block`` takes the last closed block of Python, as CommonMark reads fences.
+- ``code_stdio`` compares what a program prints word by word; counts are exact, other numbers within
+  1e-6. It reads the rows of LiveCodeBench and APPS, calls of functions included.
+- ``code_asserts`` runs tests in one sandbox and the code in another: plain data passes between them
+  exactly, objects stay where they are, exceptions arrive as the nearest of Python's own.
+- A test that no code can pass is an error of the row; no value of the code is one.
+"""
+
 import json
 import re
 import time

@@ -1,3 +1,10 @@
+"""Rewards in processes of their own.
+
+A call that hangs, crashes, raises or answers what cannot be sent is one failure, told and counted;
+the others keep their values and order, and the worker that was lost is replaced. A pool that gives
+no value any more ends the run. No process outlives its pool, its script or its parent.
+"""
+
 import functools
 import gc
 import os

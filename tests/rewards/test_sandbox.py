@@ -1,3 +1,5 @@
+"""Programs of strangers: what they print, which limit ends them, and that none gets out."""
+
 import contextlib
 import functools
 import importlib.util

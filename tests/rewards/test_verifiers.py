@@ -1,3 +1,9 @@
+"""Verifiers of short answers, sums of rewards, votes, and shaping by length and repetition.
+
+A verifier reads the final part of a reply, behind the reasoning of every family, and has one form
+of an answer. ``weighted_sum`` returns its terms; ``majority_vote`` numbers equal answers alike.
+"""
+
 import functools
 import math
 import pickle
@@ -10,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bad_calls import bad_calls, raises
 from rows import for_each
 
 from jaxrl_llm import rewards
@@ -344,6 +351,9 @@ class Batched:
         return [1.0] * len(prompts)
 
 
+ROW = {"answer": "x"}
+
+
 def unnamed(prompt, completion, metadata):
     return {"right": 1.0}
 
@@ -352,29 +362,25 @@ def of_verl(data_source, solution_str, ground_truth):
     return float(solution_str == ground_truth)
 
 
+def sum_of(reward, name="f", weight=1.0):
+    return R.weighted_sum({name: (reward, weight)})
+
+
 @for_each(
     ("call", "error", "message"),
     [
         (lambda: R.weighted_sum({}), ValueError, "there are no terms"),
-        (lambda: R.weighted_sum({"reward": (R.f1, 1.0)}), ValueError, "the name 'reward'"),
-        (lambda: R.weighted_sum({"f": (R.f1, 0.0)}), ValueError, "the weight of 'f'"),
-        (lambda: R.weighted_sum({"f": (R.f1, np.nan)}), ValueError, "must be finite"),
-        (lambda: R.weighted_sum({"f": (Batched(), 1.0)}), TypeError, "a reward of one completion"),
-        (lambda: R.weighted_sum({"f": (of_verl, 1.0)}), TypeError, "; of_verl takes"),
-        (lambda: R.weighted_sum({"f": (slow, 1.0)})("", "", {}), TypeError, "'f' is async"),
-        (
-            lambda: R.weighted_sum({"f": (unnamed, 1.0)})("", "", {}),
-            RewardError,
-            "without an entry",
-        ),
+        (lambda: sum_of(R.f1, "reward"), ValueError, "the name 'reward'"),
+        (lambda: sum_of(R.f1, weight=0.0), ValueError, "the weight of 'f'"),
+        (lambda: sum_of(R.f1, weight=np.nan), ValueError, "must be finite"),
+        (lambda: sum_of(Batched()), TypeError, "a reward of one completion"),
+        (lambda: sum_of(of_verl), TypeError, "; of_verl takes"),
+        (lambda: sum_of(slow)("", "", {}), TypeError, "'f' is async"),
+        (lambda: sum_of(unnamed)("", "", {}), RewardError, "without an entry"),
         (lambda: R.majority_vote(R.think_format), ValueError, "think_format names none"),
         (lambda: R.majority_vote(), ValueError, "there is no verifier"),
         (lambda: R.majority_vote(Batched(), answer=str), TypeError, "grade one completion"),
-        (
-            lambda: R.majority_vote(unnamed, answer=str)("", "", {"answer": "x"}),
-            RewardError,
-            "majority_vote: 'unnamed' returns a mapping without an entry 'reward'",
-        ),
+        (lambda: R.majority_vote(unnamed, answer=str)("", "", ROW), RewardError, "without an en"),
     ],
 )
 def test_what_cannot_be_composed_is_refused(call, error, message):
@@ -476,32 +482,26 @@ def test_length_rewards_of_a_batch():
 
 
 PAIR, TOKENS, MASK = jnp.ones(2), jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
+BAD_SHAPING = """
+ValueError:
+    R.repetition_penalty(TOKENS, MASK, max_penalty=1.0)  # .*must be 0 or below; got 1
+    R.repetition_penalty(TOKENS, MASK, ngram=0)  # .*ngram must be above 0
+    R.repetition_rewards(PAIR, TOKENS, MASK[:1])  # .*mask must have shape
+    R.cosine_length_reward(PAIR > 0, PAIR, max_length=0)  # .*max_length must be above
+    R.cosine_length_rewards(PAIR, MASK, max_length=4, min_right=2.0)
+    # .*min_right must not exceed max_right; got 2 and 1
+    R.budget_rewards(PAIR, MASK, budgets=jnp.ones(3))  # .*budgets must have shape
+    R.budget_rewards(PAIR, MASK, budgets=PAIR, form="soft")  # .*form
+    R.group_length_rewards(PAIR, MASK, weight=-1.0)  # .*weight
+TypeError:
+    R.repetition_penalty(TOKENS * 1.0, MASK)  # .*tokens must hold
+    R.cosine_length_reward(PAIR, PAIR, max_length=4)  # .*correct must be bool
+"""
 
 
-@for_each(
-    ("function", "arguments", "options", "message"),
-    [
-        (R.repetition_penalty, (TOKENS, MASK), {"max_penalty": 1.0}, "must be 0 or below; got 1"),
-        (R.repetition_penalty, (TOKENS * 1.0, MASK), {}, "tokens must hold"),
-        (R.repetition_penalty, (TOKENS, MASK), {"ngram": 0}, "ngram must be above 0"),
-        (R.repetition_rewards, (PAIR, TOKENS, MASK[:1]), {}, "mask must have shape"),
-        (R.cosine_length_reward, (PAIR > 0, PAIR), {"max_length": 0}, "max_length must be above"),
-        (R.cosine_length_reward, (PAIR, PAIR), {"max_length": 4}, "correct must be bool"),
-        (
-            R.cosine_length_rewards,
-            (PAIR, MASK),
-            {"max_length": 4, "min_right": 2.0},
-            "min_right must not exceed max_right; got 2 and 1",
-        ),
-        (R.budget_rewards, (PAIR, MASK), {"budgets": jnp.ones(3)}, "budgets must have shape"),
-        (R.budget_rewards, (PAIR, MASK), {"budgets": PAIR, "form": "soft"}, "form"),
-        (R.group_length_rewards, (PAIR, MASK), {"weight": -1.0}, "weight"),
-    ],
-)
-def test_bad_shaping_is_refused(function, arguments, options, message):
-    with pytest.raises((TypeError, ValueError)) as caught:
-        function(*arguments, **options)
-    assert message in str(caught.value) and function.__name__[:8] in str(caught.value)
+@for_each(("error", "call", "message"), bad_calls(BAD_SHAPING))
+def test_bad_shaping_is_refused(error, call, message):
+    raises(error, call, f"!{call.strip()[2:10]}{message}", globals())
 
 
 @for_each(
