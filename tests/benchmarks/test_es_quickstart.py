@@ -7,23 +7,16 @@ import pytest
 from benchmarks import es_quickstart
 
 
-def _held_out(step, greedy, sampled):
-    def figure(mean):
-        return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "questions": 40, "samples": 1}
-
-    return {"step": step, "held_out": {"greedy": figure(greedy), "sampled": figure(sampled)}}
-
-
-def run(folder, *, evolves, accuracy, overrides=()):
+def run(folder, held_out, *, evolves, accuracy, overrides=()):
     """A run of four steps of ten seconds and 1,000 tokens, evaluated at every second one."""
     step = {"loss": 0.0, "tokens": 1000.0, "seconds_evaluate": 5.0}
     step |= {"seconds_wait": 6.0, "seconds_score": 1.0, "seconds_train": 3.0}
     step |= {"member_std": 0.1} if evolves else {}
-    rows = [_held_out(0, *accuracy[0])]
+    rows = [held_out(0, *accuracy[0])]
     for i in range(1, 5):
         rows.append({"step": i, **step})
         if i % 2 == 0:
-            rows.append(_held_out(i, *accuracy[i // 2]))
+            rows.append(held_out(i, *accuracy[i // 2]))
     folder.mkdir()
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "run.json").write_text(json.dumps({"overrides": list(overrides)}))
@@ -31,13 +24,13 @@ def run(folder, *, evolves, accuracy, overrides=()):
 
 
 @pytest.fixture
-def folders(tmp_path):
+def folders(tmp_path, held_out):
     rising = [(0.4, 0.1), (0.6, 0.1), (0.8, 0.2)]
     flat = [(0.4, 0.1), (0.5, 0.1), (0.5, 0.1)]
     named = ["--run-dir", "x", "--seed", "3"]
     return [
-        run(tmp_path / "a", evolves=True, accuracy=rising, overrides=named),
-        run(tmp_path / "b", evolves=False, accuracy=flat),
+        run(tmp_path / "a", held_out, evolves=True, accuracy=rising, overrides=named),
+        run(tmp_path / "b", held_out, evolves=False, accuracy=flat),
     ]
 
 

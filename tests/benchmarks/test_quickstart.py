@@ -14,21 +14,17 @@ from benchmarks import harness, quickstart
 USAGE = types.SimpleNamespace(ru_utime=98.0, ru_stime=2.0, ru_maxrss=1000)
 
 
-def _held_out(mean):
-    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "questions": 40, "samples": 1}
-
-
 @pytest.fixture
-def rows():
+def rows(held_out):
     # Sampling and rewards are what the loop waits for, and count once.
     step = {"loss": 0.0, "seconds_sample": 10.0, "seconds_reward": 0.5}
     step |= {"seconds_wait": 10.5, "seconds_score": 0.5, "seconds_train": 19.0}
     step |= {"tokens_sampled": 50.0, "tokens": 40.0}
     return [
-        {"step": 0, "held_out": {"greedy": _held_out(0.4), "sampled": _held_out(0.2)}},
+        held_out(0, 0.4, 0.2),
         {"step": 1, **step},
         {"step": 2, **step},
-        {"step": 2, "held_out": {"greedy": _held_out(0.8), "sampled": _held_out(0.7)}},
+        held_out(2, 0.8, 0.7),
     ]
 
 
