@@ -34,12 +34,10 @@ def test_a_tiny_run(capsys):
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: result["device"])
-def test_the_page_shows_a_picture_of_each_result(result, tmp_path):
+def test_the_page_shows_a_picture_of_each_result(result):
     name = diffusion_page.picture(result)
     assert f"](../benchmarks/results/{name})" in diffusion_page.measured()
     assert (harness.RESULTS / name).is_file(), "run python -m benchmarks.diffusion_page"
-    diffusion_page.draw(result, tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 @for_each("world", WORLDS)

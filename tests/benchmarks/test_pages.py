@@ -14,17 +14,21 @@ from rows import for_each
 
 import jaxrl_llm as jr
 from benchmarks import (
+    asynchrony,
     collectors,
     compiled,
     credit_page,
     diffusion_page,
     engine_page,
+    es_quickstart,
     estimators_page,
     evolution_page,
     harness,
+    leaderboard_page,
     pods_page,
     precision_page,
     preferences_page,
+    quickstart,
     quickstart_step,
     reliability_page,
     rewards_page,
@@ -114,6 +118,39 @@ def test_names_of_the_pages_exist():
         assert option in getattr(jr.train, kind).__dataclass_fields__
     for command in ("train_step", "packing", "checkpoint", "start", "gpu --part train"):
         assert f"`python -m benchmarks.{command}`" in training
+
+
+def test_pictures_of_stored_results_are_drawn(tmp_path):
+    """Of runs and of simulations; the pages show what was saved."""
+
+    def stored(pattern):
+        return json.loads(next(harness.RESULTS.glob(pattern)).read_text())
+
+    beside, rows = stored("quickstart_beside-*.json"), json.loads(asynchrony.RESULT.read_text())
+    curves = {"quickstart": beside["runs"]} | beside["beside"]
+    for draw, result in (
+        (diffusion_page.draw, stored("diffusion-*.json")),
+        (diffusion_page.draw_curves, stored("diffusion_training-*.json")),
+        (leaderboard_page.plot, leaderboard_page.tasks()[0]),
+        (quickstart.plot, curves),
+        (es_quickstart.plot, stored("es_quickstart-*.json")["runs"]),
+        (asynchrony.draw, rows["rows"]),
+    ):
+        path = tmp_path / f"{draw.__module__}.{draw.__name__}.png"
+        draw(result, path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_of_devices_are_of_one_task_and_of_other_runs(tmp_path):
+    stored = json.loads(next(harness.RESULTS.glob("leaderboard_gcd-*.json")).read_text())
+    told = {"two devices ran one recipe on one seed": {}, "of different tasks": {"workload": {}}}
+    for n, (message, change) in enumerate(told.items()):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        for device, result in (("a", stored), ("b", stored | change)):
+            (folder / f"{device}.json").write_text(json.dumps(result | {"device": device}))
+        with pytest.raises(ValueError, match=message):
+            leaderboard_page.tasks(folder)
 
 
 def test_settings_of_glibc_are_those_that_were_measured():
