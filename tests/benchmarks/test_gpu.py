@@ -59,20 +59,13 @@ def test_bytes_of_a_step(tied):
     ("arguments", "message"),
     [
         (["--slots", "6"], "--slots 6 is not a multiple of 4 rollouts"),
-        (["--slots", "0"], "--slots 0 is not a multiple of 4 rollouts"),
         (["--gguf", "x"], "there are no peers"),
         (["--part", "all", "--microbatches", "3"], "--microbatches 3 does not divide 2 prompts"),
-        (["--microbatches", "0"], "--microbatches 0 does not divide 2 prompts"),
         (["--peak-flops", "0"], "--peak-flops 0.0 is not above 0"),
-        (["--peak-flops", "nan"], "--peak-flops nan is not above 0"),
         (["--remat", "some"], "invalid choice: 'some'"),
         (["--part", "train", "--slots", "8"], "--slots has no effect with --part train"),
         (["--members", "3"], "--members 3 is not a number of pairs"),
-        (["--part", "sample", "--members", "4"], "--members has no effect with --part sample"),
-        (["--part", "evolution", "--slots", "8"], "--slots has no effect with --part evolution"),
         (["--part", "sample", "--microbatches", "1"], "--microbatches has no effect with --part"),
-        (["--part", "sample", "--remat", "full"], "--remat has no effect with --part sample"),
-        (["--part", "sample", "--peak-flops", "1e15"], "--peak-flops has no effect with --part"),
     ],
 )
 def test_bad_options_are_refused(arguments, message, capsys):
