@@ -152,15 +152,16 @@ def script(folder, verifiers, text):
     """Runs a program that finds the module of the verifiers."""
     (folder / "script.py").write_text(textwrap.dedent(text))
     path = os.pathsep.join(filter(None, [os.path.dirname(verifiers.__file__), *sys.path]))
-    return subprocess.run(
-        [sys.executable, str(folder / "script.py")],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        # In a file: what outlives the script would hold a pipe open.
-        stderr=(folder / "errors").open("w"),
-        text=True,
-        timeout=120,
-    )
+    # Errors go to a file: what outlives the script would hold a pipe open.
+    with (folder / "errors").open("w") as errors:
+        return subprocess.run(
+            [sys.executable, str(folder / "script.py")],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            timeout=120,
+        )
 
 
 def ends(pid, seconds=60.0):
