@@ -276,3 +276,8 @@ def test_an_unknown_claim_is_refused(capsys):
     with pytest.raises(SystemExit):
         command.main(["no_such_claim"])
     assert "no claim no_such_claim; there are" in capsys.readouterr().err
+
+
+def test_a_measure_must_be_finite():
+    with pytest.raises(ValueError, match="x: a measure must be finite"):
+        _measure(0.0, math.nan, 1.0, above=1)

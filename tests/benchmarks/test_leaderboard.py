@@ -126,3 +126,12 @@ def test_a_run_that_fails_is_shown(tmp_path, monkeypatch, capsys):
     parts = leaderboard_page._task(_result([_run(), failed]))
     assert parts[-1] == "Ended with an error: `grpo` on seed 4."
     assert "24 held-out questions" in parts[0]
+
+
+@for_each("task", leaderboard.TASKS)
+def test_tasks_are_configs(task):
+    target, warmup, _ = leaderboard.TASKS[task]
+    path, _, name = target.partition(":")
+    assert load_config(harness.ROOT / path, name=name or "config").steps
+    if warmup:
+        assert load_config(harness.ROOT / path, name="warmup").recipe == "sft"

@@ -108,3 +108,9 @@ def test_devices_are_split_so_that_both_take_as_long():
     assert (count, took) == (48, 80.0)
     # What more devices do not shorten needs fewer of them.
     assert asynchrony.best_split(64, sample=60, train=60, fixed=0.9)[0] < 32
+
+
+def test_durations_have_their_mean_and_spread():
+    drawn = asynchrony.durations(60.0, 0.5, 100_000, seed=1)
+    assert drawn.mean() == pytest.approx(60, rel=0.01)
+    assert drawn.std() == pytest.approx(30, rel=0.03)

@@ -98,3 +98,17 @@ def test_a_hook_that_was_set_within_stays(monkeypatch):
     dropped = types.SimpleNamespace(exc_type=KeyboardInterrupt)
     sys.unraisablehook(dropped)
     assert told == [dropped] and not sent  # and nothing is raised again after it
+
+
+def test_another_thread_catches_nothing():
+    found = []
+
+    def elsewhere():
+        before = handlers()
+        with catch_interrupt() as interrupt:
+            found.append((bool(interrupt), handlers() == before))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [(False, True)]

@@ -161,3 +161,8 @@ def test_row_sum_of_a_sharded_array():
     out = jax.jit(masking.row_sum)(spread)
     np.testing.assert_allclose(out, x.astype(np.float64).sum(-1), atol=1e-4)
     assert out.sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("data")), 1)
+
+
+def test_variance_in_two_passes_keeps_a_small_spread():
+    x = 1e4 + jnp.array([0.0, 0.5, 1.0])
+    np.testing.assert_allclose(masking.masked_var(x, None), np.var([0.0, 0.5, 1.0]), rtol=1e-4)

@@ -74,3 +74,12 @@ def test_no_operand_is_made_float32():
     widened = ("= f32[64,48]", "= f32[48,64]", "= f32[32,64]")
     assert any(shape in made(jnp.matmul) for shape in widened)
     assert not any(shape in made(project) for shape in widened)
+
+
+def test_gradients_of_many_at_a_time():
+    x, kernel = _normal((5, 64, 32)), _normal((5, 32, 48))
+    found = jax.jit(jax.vmap(jax.grad(_sum_of_squares, (0, 1))))(x, kernel)
+    shared = jax.jit(jax.vmap(jax.grad(_sum_of_squares, 1), (0, None)))(x, kernel[0])
+    wanted = jax.grad(_sum_of_squares, (0, 1))(x[0], kernel[0])
+    for got, one in zip((found[0][0], found[1][0], shared[0]), (*wanted, wanted[1]), strict=True):
+        _near(got, one.astype(jnp.float32))

@@ -79,3 +79,10 @@ def test_bad_input(arguments, told):
     cursor, n, size, seed = arguments
     with pytest.raises(ValueError, match=f"take: .*{told}"):
         take(cursor, n, size=size, seed=seed)
+
+
+def test_epochs_and_seeds_differ():
+    seen, _ = walk([300], size=100, seed=0)
+    orders = [tuple(seen[i : i + 100]) for i in (0, 100, 200)]
+    orders.append(tuple(take(Cursor(), 100, size=100, seed=1)[0]))
+    assert len(set(orders)) == 4

@@ -1,6 +1,7 @@
 """Prompts, sets of them, and their split: a text is on one side, whatever the order of the rows."""
 
 import pickle
+import sys
 
 import pytest
 from hypothesis import given
@@ -150,3 +151,9 @@ def test_one_question_of_a_generator_is_on_one_side_of_the_games_of_an_environme
     train, held_out = split_distinct(prompts, by_row=True)
     assert not set(train.texts) & set(held_out.texts)
     assert len(train) + len(held_out) == len(set(prompts.texts))
+
+
+def test_reasoning_gym_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ImportError, match=r"needs the package reasoning-gym.*jaxrl_llm\[train\]"):
+        from_reasoning_gym("chain_sum", size=1)

@@ -15,13 +15,13 @@ import pytest
 from rows import for_each
 from tokenizers import Tokenizer as Backend
 
-from jaxrl_llm.data import PackageRenderer, make_renderer
+from jaxrl_llm.data import PackageRenderer, describe_tools, make_renderer
 from jaxrl_llm.data.messages import Parsed, ToolCall, ToolSpec
 from jaxrl_llm.data.parsing import parse_turn
 from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.data.rendering import QuestionRenderer, as_openai
 from jaxrl_llm.data.tokenizer import PretrainedTokenizer, load_tokenizer
-from jaxrl_llm.environments import Observation
+from jaxrl_llm.environments import Observation, calculator
 from jaxrl_llm.rollout.engine.requests import Completion
 from jaxrl_llm.rollout.episodes import Episodes, rewrites_reasoning
 from jaxrl_llm.rollout.slots import Tokens
@@ -601,3 +601,19 @@ def test_the_package_reads_calls_in_xml_and_reasoning_that_the_prompt_opens(pack
     assert (said.text, said.reasoning, said.complete) == ("go in", "", True)
     assert said.reasoned and renderer.parse(turn).reasoned
     assert not renderer.parse(tokenizer.encode("Hm.<|im_end|>")).reasoned
+
+
+def test_rows_of_a_warm_up_are_the_prompts_of_an_episode(tokenizers):
+    tokenizer, tools = tokenizers["smollm2"], [calculator]
+    renderer = make_renderer(tokenizer)
+    asked = [{"role": "user", "content": "1 + 2 ="}]
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1 + 2"}}</tool_call>'
+    answer = {"role": "tool", "content": "3"}
+    first = renderer.prompt(asked, tools)
+    turn = renderer.turn(call)
+    second = [*first, *turn, *renderer.follow([answer], stopped=True)]
+    encoder = TextEncoder(tokenizer, 10_000, True, describe_tools(tools))
+    assert encoder.prompt("1 + 2 =", "row") == first
+    assert encoder.response(call, ends=True) == turn
+    rows = [*asked, {"role": "assistant", "content": call}, answer]
+    assert encoder.conversation(rows, "row") == second

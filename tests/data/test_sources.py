@@ -522,3 +522,17 @@ def test_answers_and_choices_as_the_hub_has_them(tmp_path, kind):
     # Other mappings are JSON.
     other = read({"question": "c", "answer": {"text": "d"}})
     assert other.answer == '{"text": "d"}'
+
+
+def test_a_changed_file_is_read_anew(tmp_path):
+    path = write(tmp_path / "f.jsonl", ROWS)
+    assert len(from_file(path)) == 2
+    write(path, ROWS[:1])
+    assert len(from_file(path)) == 1
+
+
+def test_datasets_settings_are_left_as_they_were(tmp_path):
+    level = datasets.logging.get_verbosity()
+    from_file(write(tmp_path / "f.jsonl", ROWS))
+    assert not datasets.utils.are_progress_bars_disabled()
+    assert datasets.logging.get_verbosity() == level

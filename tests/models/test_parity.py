@@ -1,5 +1,6 @@
 """Logits equal those of transformers, for every family, from golden data."""
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from jaxrl_llm.logprobs import token_logprobs
 from jaxrl_llm.models.loading import load_model
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora
 from jaxrl_llm.models.protocol import AttentionContext, prefill
+from jaxrl_llm.models.transformer import make_model
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train.mesh import make_mesh
@@ -123,3 +125,29 @@ def test_capped_logits_are_those_of_sampler_and_training():
     log_probs = jax.nn.log_softmax(logits_of(policy, adapted, rows)[:, 3:-1] / 0.7)
     want = np.take_along_axis(np.asarray(log_probs), rows[:, 4:, None], -1).reshape(2, 2, 3)
     np.testing.assert_allclose(logp, want, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "part", "value"),
+    [
+        ("llama3", "rope_scaling", None),
+        ("gemma2", "attention_cap", None),
+        ("gemma2", "logit_cap", None),
+        ("gpt_oss", "sinks", False),
+        ("gpt_oss", "experts", {"limit": 7.0}),
+        ("qwen3_moe_steps", "experts", {"normalized": True}),
+    ],
+)
+def test_a_part_shows_in_the_golden_data(name, part, value):
+    """Without it the logits are far off: the data can tell."""
+    model, params = load_model(GOLDEN / name)
+    if part == "experts":
+        value = dataclasses.replace(model.config.experts, **value)
+    if part == "sinks":
+        for layer in params["layers"].values():
+            del layer["attention"]["sinks"]
+    plain = make_model(dataclasses.replace(model.config, **{part: value}))
+    expected = load_file(GOLDEN / name / "expected.safetensors")
+    logits = logits_of(plain, params, expected["tokens"])
+    assert np.abs(logits - expected["logits"]).max() > 0.1

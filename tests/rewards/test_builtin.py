@@ -1,5 +1,6 @@
 """The last integer of a reply, and numbers that mathematics compares by their digits."""
 
+import sys
 import threading
 import time
 
@@ -233,3 +234,17 @@ def test_towers_of_powers_are_not_evaluated(answer, box):
 def test_a_vote_is_the_last_integer(completion, metadata, expected):
     assert last_integer_vote("q", completion, metadata) == expected
     assert np.float32(expected["answer_ids"]) == expected["answer_ids"]
+
+
+@for_each(
+    ("module", "call"),
+    [
+        ("math_verify", lambda: rewards.math_verify("", "4", {"answer": "4"})),
+        ("math_verify", rewards.math_verify_pool),
+        ("reasoning_gym", lambda: rewards.reasoning_gym("chain_sum")),
+    ],
+)
+def test_a_missing_package_is_named(monkeypatch, module, call):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"needs the package .*jaxrl_llm\[train\]"):
+        call()

@@ -644,3 +644,7 @@ def test_patience_is_longer_than_a_call(verifiers):
         assert pool.patience == 1800
     with VerifierPool(verifiers.judge, workers=1) as pool:
         assert pool.patience == 600
+
+
+def test_workers_do_not_import_jax(pool):
+    assert pool("p", "jax", {}) is False
