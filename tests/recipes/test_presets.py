@@ -1,52 +1,104 @@
-"""Every preset's whole loss and gradient against the paper's formula in float64, row by row."""
+"""Every preset's whole loss and gradient against the paper's formula in float64, row by row.
 
-import dataclasses
+A row is a response that takes part: ``x``, ``old`` and ``ref`` are the log-probabilities of its
+tokens, ``a`` is its advantage. Here are GRPO and what differs from it in one place. For rewards
+(1, 0, 0, 0.5), (1, 1, 1, 1) and (0, 1, 0.25) with ``z`` the score of a group over its deviation,
+
+    grpo     mean over sequences of  clip(e^(x-old), z, 0.8, 1.2) + 0.001 (e^(ref-x) - 1 - ref + x)
+    dr_grpo  sum over  P G T  of     clip(e^(x-old), r - mean, 0.8, 1.2)
+    rloo     mean over sequences of  -sum x (r - mean of the others)
+    dapo     mean over tokens of     clip(e^(x-old), z, 0.8, 1.28), without groups that agree
+
+The other files of presets say the same of their methods; below are also the numbers of a preset
+that are no part of its loss: optimizer steps, the weight of the KL, the age of rollouts.
+"""
+
 import functools
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from preset_cases import MASK, REWARDS, batch_of, expect_loss, near, one_by_one
+from preset_cases import G, P, Rows, T, center, clip, example, expect_loss, k3, mean, prepared, z
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import PRESETS, Batch, catalog
-
-P, G, T = 3, 4, 5
-
-
-def make_batch() -> tuple[np.ndarray, Batch]:
-    """Ratios far from 1; a group that agrees, an empty response, a rollout left out."""
-    rng = np.random.default_rng(3)
-    logp = rng.normal(-1.5, 0.5, (P, G, T)).astype(np.float32)
-    batch = batch_of(MASK[:P], REWARDS, old_logp=near(rng, logp), ref_logp=near(rng, logp))
-    return logp, batch
+from jaxrl_llm.recipes import PRESETS, catalog
+from jaxrl_llm.testing.cases import make_case
 
 
-def clip(ratio, a, low, high, dual=np.inf):
-    loss = -np.minimum(ratio * a, np.clip(ratio, low, high) * a)
-    return np.minimum(loss, -a * dual) if a < 0 else loss
+def pessimist(high=1.2, dual=1e9):
+    return lambda x, old, ref, a: clip(np.exp(x - old), a, high=high, dual=dual)
 
 
-# Token losses of one response: log-probabilities new, old and of the reference; its advantage.
-TOKEN_LOSS = {
-    "grpo": lambda x, old, ref, a: (
-        clip(np.exp(x - old), a, 0.8, 1.2) + 1e-3 * (np.exp(ref - x) - 1 - (ref - x))
+def sapo(x, old, ref, a):
+    t = 1.0 if a > 0 else 1.05
+    return -a * 4 / t / (1 + np.exp(-t * (np.exp(x - old) - 1)))
+
+
+def of_sequence(x, old, ref, a):
+    return np.full(x.shape, clip(np.exp((x - old).mean()), a, 1 - 3e-4, 1 + 4e-4))
+
+
+DAPO = (pessimist(1.28, 10.0), z, "token")
+PLAIN = {"dynamic_sampling": False}
+OVERLONG = {**PLAIN, "length": T, "buffer_share": 0.6, "overlong_factor": 0.5}
+# The preset and its options; losses of tokens, advantages of a group, and what the mean is over.
+CASES = {
+    "grpo": ({}, lambda *row: pessimist()(*row) + 1e-3 * k3(row[0], row[2]), z, "sequence"),
+    "dr_grpo": ({"length": T}, pessimist(), center, "budget"),
+    "rloo": ({}, lambda x, old, ref, a: -a * x, lambda r: center(r) * len(r) / (len(r) - 1), "sum"),
+    "dapo": ({"length": T}, *DAPO),
+    "dapo plain": (PLAIN, *DAPO),
+    "dapo by a column": ({"metric": "accuracy"}, *DAPO),
+    "dapo overlong": (OVERLONG, *DAPO),
+    "dapo filter": ({**PLAIN, "overlong_filter": True}, *DAPO),
+    "m_grpo": ({}, pessimist(1.28), z, "sequence"),
+    "gspo": ({}, of_sequence, z, "sequence"),
+    "sapo": ({}, sapo, z, "sequence"),
+    "cispo": (
+        {"length": T},
+        lambda x, old, ref, a: -np.minimum(np.exp(x - old), 5.0) * a * x,
+        z,
+        "token",
     ),
-    "dr_grpo": lambda x, old, ref, a: clip(np.exp(x - old), a, 0.8, 1.2),
-    "rloo": lambda x, old, ref, a: -a * x,
-    "dapo": lambda x, old, ref, a: clip(np.exp(x - old), a, 0.8, 1.28, 10.0),
-    "m_grpo": lambda x, old, ref, a: clip(np.exp(x - old), a, 0.8, 1.28),
-    "gspo": lambda x, old, ref, a: np.full(
-        x.shape, clip(np.exp((x - old).mean()), a, 1 - 3e-4, 1 + 4e-4)
-    ),
-    "sapo": lambda x, old, ref, a: (
-        -a * 4 / (t := 1.0 if a > 0 else 1.05) / (1 + np.exp(-t * (np.exp(x - old) - 1)))
-    ),
-    "cispo": lambda x, old, ref, a: -np.minimum(np.exp(x - old), 5.0) * a * x,
 }
+
+
+def overlong(lengths, share=0.2, factor=1.0):
+    """Of a budget of T tokens, over its last share."""
+    return factor * np.clip((T * (1 - share) - lengths) / (T * share), -1.0, 0.0)
+
+
+def reference(name, logp, batch) -> float:
+    options, token, scale, of = CASES[name]
+    rows = Rows(logp, batch)
+    r, keep = rows.r, np.ones(len(rows.r), bool)
+    if "length" in options and name != "dr_grpo":
+        r = r + overlong(rows.lengths, *((0.6, 0.5) if options == OVERLONG else ()))
+    if name.startswith("dapo") and options.get("dynamic_sampling", True):
+        keep = rows.each(np.ptp) > 0
+    if "filter" in name:
+        keep = rows.lengths < T
+    numbers = zip(rows.x, rows.old, rows.ref, rows.each(scale, r), strict=True)
+    losses = [
+        token(*each) for each, kept in zip(numbers, keep, strict=True) if kept and len(each[0])
+    ]
+    return np.concatenate(losses).sum() / (P * G * T) if of == "budget" else mean(losses, of)
+
+
+@for_each("name", CASES)
+def test_the_loss_and_its_gradient_are_the_papers(name):
+    """Of cispo not the gradient: its weight is a constant."""
+    logp, batch = example(3)
+    recipe = PRESETS[name.split()[0]](**CASES[name][0])
+    columns = {"accuracy": jnp.sign(batch.rewards)}
+    columns["accuracy"] = columns["accuracy"].at[1, 0].set(1.0)
+    truncated = jnp.asarray(batch.mask).all(-1)
+    batch = batch.replace(reward_components=columns, extras={"truncated": truncated})
+    formula = functools.partial(reference, name, batch=batch)
+    least = None if name == "cispo" else 1e-3
+    expect_loss(recipe, logp, prepared(recipe, batch), formula, rel=5e-6, least=least)
 
 
 def test_every_preset_has_a_reference_in_one_of_these_files():
@@ -56,110 +108,54 @@ def test_every_preset_has_a_reference_in_one_of_these_files():
     assert not missing, f"no test of these compares the loss with NumPy: {', '.join(missing)}"
 
 
-def group_advantages(name, r):
-    if name == "rloo":
-        return np.array([r[i] - np.delete(r, i).mean() for i in range(len(r))])
-    centered = r - r.mean()
-    if name == "dr_grpo" or r.max() == r.min():
-        return centered
-    return centered / (r.std(ddof=1) + 1e-6)
-
-
-def overlong(lengths, share):
-    """Of a budget of T tokens, over its last share."""
-    return np.clip((T * (1 - share) - lengths) / (T * share), -1.0, 0.0)
-
-
-def reference(name, logp, batch) -> float:
-    rows = []
-    for p in range(P):
-        members = np.flatnonzero(batch.where[p])
-        r = np.asarray(batch.rewards[p], float)[members]
-        if name == "dapo" and r.max() == r.min():
-            continue  # dynamic sampling
-        if name in ("cispo", "dapo"):
-            r = r + overlong(np.asarray(batch.mask[p]).sum(-1)[members], 0.2)
-        for g, a in zip(members, group_advantages(name, r), strict=True):
-            m = np.asarray(batch.mask[p, g])
-            if m.any():
-                arrays = (logp, batch.old_logp, batch.ref_logp)
-                x, old, ref = (np.asarray(v[p, g], np.float64)[m] for v in arrays)
-                rows.append(TOKEN_LOSS[name](x, old, ref, a))
-    if name in ("dapo", "cispo"):
-        return np.concatenate(rows).mean()
-    if name == "dr_grpo":
-        return np.concatenate(rows).sum() / (P * G * T)
-    if name == "rloo":
-        return np.mean([row.sum() for row in rows])
-    return np.mean([row.mean() for row in rows])
-
-
-@for_each("name", TOKEN_LOSS)
-def test_the_loss_and_its_gradient_are_the_papers(name):
-    """Of cispo not the gradient: its weight is a constant."""
-    logp, batch = make_batch()
-    recipe = catalog.preset(name, length=T)
-    ready, _ = recipe.prepare(batch, recipe.init())
-    least = None if name == "cispo" else 1e-3
-    formula = functools.partial(reference, name, batch=batch)
-    expect_loss(recipe, logp, ready, formula, rel=2e-6, atol=1e-7, least=least)
-
-
 def test_the_subagent_of_m_grpo_has_the_same_loss_with_given_advantages():
     """Of each answer, a row of its own."""
-    logp, batch = make_batch()
-    recipe = jr.recipes.m_grpo().subagent.recipe
+    logp, batch = example(3)
     given = np.random.default_rng(4).normal(size=(P, G)).astype(np.float32)
-    extras = {"call_advantages": jnp.asarray(given)}
-    ready, _ = recipe.prepare(dataclasses.replace(batch, extras=extras), recipe.init())
-    rows = []
-    for p, g in np.argwhere(np.asarray(batch.where)):
-        m = np.asarray(batch.mask[p, g])
-        x, old = (np.asarray(v[p, g], np.float64)[m] for v in (logp, batch.old_logp))
-        rows += [TOKEN_LOSS["m_grpo"](x, old, None, given[p, g]).mean()] if m.any() else []
-    assert float(recipe.loss(logp, ready)) == pytest.approx(np.mean(rows), rel=2e-6)
+    recipe = jr.recipes.m_grpo().subagent.recipe
+    ready = prepared(recipe, batch.replace(extras={"call_advantages": jnp.asarray(given)}))
+    rows = Rows(logp, batch)
+    each = zip(rows.x, rows.old, (given[i] for i in rows.places), strict=True)
+    losses = [pessimist(1.28)(x, old, None, a) for x, old, a in each]
+    assert float(recipe.loss(logp, ready)) == pytest.approx(mean(losses, "sequence"), rel=2e-6)
 
 
-def test_cispo_weighs_the_policy_gradient():
-    logp, batch = make_batch()
-    recipe = jr.recipes.cispo(w_max=1.3, w_min=0.7)
-    ready, _ = recipe.prepare(batch, recipe.init())
-    grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
-    ratio = np.clip(np.exp(logp - np.asarray(batch.old_logp, np.float64)), 0.7, 1.3)
-    expected = -ratio * np.asarray(ready.advantages)[..., None] * np.asarray(ready.weights)
-    np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-8)
+def test_dapo_by_its_name_has_the_penalty_of_the_paper():
+    """With 4096 of 20480 tokens; groups are still compared by the reward before it."""
+    recipe = catalog.preset("dapo", length=20480)
+    tokens, where = jnp.array([[1000, 16384, 18432, 20480]]), jnp.ones((1, 4), bool)
+    context = {"mask": jnp.arange(20480) < tokens[..., None], "where": where}
+    rewards = jnp.array([[1.0, -1.0, 1.0, 1.0]])
+    advantages, _ = recipe.advantage.update(rewards, recipe.init().advantage, **context)
+    np.testing.assert_allclose(advantages, [z(np.array([1.0, -1.0, 0.5, 0.0]))], rtol=1e-6)
+    for values, keeps in ((rewards, True), (jnp.ones((1, 4)), False)):
+        keep, _ = recipe.curation.update(values, recipe.init().curation, **context)
+        assert keep.all() == keep.any() == keeps
 
 
-CHANGES = {
-    "grpo": {"eps_low": 0.05, "eps_high": 0.05, "dual_clip": 1.01, "ddof": 0, "scale_eps": 0.5}
-    | {"kl_coef": 0.0, "kl_estimator": "k2"},
-    "dr_grpo": {"length": 7, "eps_low": 0.05, "eps_high": 0.05},
-    "dapo": {"eps_low": 0.05, "eps_high": 0.05, "dual_clip": 1.01},
-    "gspo": {"eps_low": 0.05, "eps_high": 0.05},
-    "sapo": {"tau_pos": 2.0, "tau_neg": 2.0},
-    "m_grpo": {"eps_low": 0.05, "eps_high": 0.05},
-    "cispo": {"w_min": 0.9, "w_max": 1.1, "length": None, "buffer_share": 0.6}
-    | {"overlong_factor": 0.5},
-}
+@for_each("length", [None, 6])
+def test_hapo_is_its_three_functions_in_a_row(length):
+    """With a budget, its last tokens are penalized first."""
+    case = make_case()
+    batch, rewards = case.batch, case.batch.rewards
+    mask = batch.mask & batch.where[..., None]
+    options = {"quantile": 0.6, "alpha": 0.5}
+    if length:
+        options |= {"length": length, "overlong_factor": 2.0}
+        start = 0.6 * length
+        penalty = -2.0 * jnp.clip((mask.sum(-1) - start) / (length - start), 0.0, 1.0)
+        assert np.ptp(penalty) > 0
+        rewards = jnp.where(batch.where, rewards + penalty, 0.0)
+    recipe = jr.recipes.hapo(**options)
+    signal = jr.advantages.entropy_signal(batch.extras["old_entropy"], mask, quantile=0.6).signal
+    advantages = jr.advantages.token_grpo(rewards, mask=mask, where=batch.where)
+    loss = jr.surrogates.hapo(case.logp, batch.old_logp, advantages, mask, signal=signal, alpha=0.5)
+    expected = jr.aggregate.weighted_sum(loss, jr.aggregate.token_mean(mask))
+    found = recipe.loss(case.logp, prepared(recipe, batch))
+    assert float(found) == pytest.approx(float(expected), rel=1e-5)
 
 
-@functools.cache
-def loss_with(name, **options):
-    logp, batch = make_batch()
-    needed = {"length": T} if name in ("dr_grpo", "cispo") else {}
-    recipe = PRESETS[name](**{**needed, **options})
-    ready, _ = recipe.prepare(batch, recipe.init())
-    return float(recipe.loss(logp, ready))
-
-
-CHANGED = [*one_by_one(CHANGES)]
-
-
-@pytest.mark.of_many
-@pytest.mark.parametrize("name", CHANGES)
-def test_every_option_changes_the_loss(name):
-    rows = [options for each, options in CHANGED if each == name]
-    assert not [options for options in rows if loss_with(name, **options) == loss_with(name)]
+# What is no part of the loss.
 
 
 def each_name(table):
