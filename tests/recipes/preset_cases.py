@@ -90,12 +90,18 @@ class Rows:
 
 
 def center(r):
-    return r - r.mean()
+    """Of a group, or of each row of groups."""
+    return r - r.mean(-1, keepdims=True)
 
 
 def z(r, eps=1e-6, ddof=1):
     """Scores over their deviation; 0 if all agree."""
-    return center(r) / (r.std(ddof=ddof) + eps) if r.max() > r.min() else 0 * r
+    agree = r.max(-1, keepdims=True) == r.min(-1, keepdims=True)
+    return center(r) / np.where(agree, 1.0, r.std(-1, ddof=ddof, keepdims=True) + eps)
+
+
+def double(*arrays):
+    return [np.asarray(x, np.float64) for x in arrays]
 
 
 def clip(ratio, a, low=0.8, high=1.2, dual=1e9):
@@ -122,11 +128,12 @@ def prepared(recipe, batch: Batch, state=None, **options) -> Batch:
     return jax.jit(recipe.prepare)(batch, state, **options)[0]
 
 
-def loss_of(recipe, logp, batch: Batch, **options) -> float:
+def loss_of(recipe, logp, batch: Batch, entropy=None, **statistics) -> float:
     """The loss of a batch that is not prepared."""
-    ready = prepared(recipe, batch)
-    options = jax.tree.map(jnp.float32, options)
-    return float(jax.jit(recipe.loss)(jnp.asarray(logp, jnp.float32), ready, **options))
+    ready = prepared(recipe, batch, key=jax.random.key(0))
+    given = {"entropy": entropy, "statistics": statistics}
+    given = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), given)
+    return float(jax.jit(recipe.loss)(jnp.asarray(logp, jnp.float32), ready, **given))
 
 
 def expect_loss(

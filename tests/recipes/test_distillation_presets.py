@@ -111,15 +111,3 @@ def test_minillm_weighs_by_what_sampled_and_learns_texts(case, texts):
     statistics = {"divergence": prepared.extras["divergence"]}
     got = recipe.loss(jnp.asarray(logp, jnp.float32), prepared, statistics=statistics)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_options_without_effect_and_what_does_not_go_together():
-    with pytest.raises(ValueError, match="gkd: column has no effect"):
-        jr.recipes.gkd(column="answer")
-    with pytest.raises(ValueError, match="text_share and column have no effect with text_coef 0"):
-        jr.recipes.minillm(text_coef=0.0, text_share=0.25)
-    with pytest.raises(ValueError, match="must read another model's numbers and weigh by behavior"):
-        jr.recipes.gkd().replace(teacher_mixture=0.2)
-    for recipe in (jr.recipes.gkd(), jr.recipes.span_distillation()):
-        with pytest.raises(ValueError, match="a denoising model, and a teacher, which scores"):
-            recipe.replace(likelihood=jr.diffusion.elbo_likelihood(samples=2))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bad_calls import bad_calls, raises
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -87,38 +88,35 @@ def test_replace_checks_anew_and_suggests_the_field():
         plain().replace(sigma=-1.0)
 
 
-@for_each(
-    ("changes", "error", "words"),
-    [
-        ({"sigma": 0.0}, ValueError, "EvolutionRecipe 'plain': sigma must be above 0; got 0"),
-        ({"sigma": float("nan")}, ValueError, "sigma must be above 0"),
-        ({"rank": 0}, ValueError, "rank must be above 0"),
-        ({"tries": 0}, ValueError, "tries must be above 0"),
-        ({"chunk": 0}, ValueError, "chunk must be above 0"),
-        ({"temperature": -0.1}, ValueError, "temperature must not be negative"),
-        ({"baseline": -2}, ValueError, "baseline must not be negative"),
-        ({"noise_reuse": -1}, ValueError, "noise_reuse must not be negative"),
-        ({"noise": "dense"}, ValueError, "noise must be one of 'lowrank', 'full'; got 'dense'"),
-        ({"others": "lowrank"}, ValueError, "others must be one of 'frozen', 'full'"),
-        ({"scale": "steps"}, ValueError, "scale must be one of .* Did you mean 'step'"),
-        ({"dtype": "int8"}, ValueError, "dtype must be one of 'float32', 'bfloat16', 'float16'"),
-        ({"noise": "full", "rank": 2}, ValueError, "rank and sign have no effect where noise is"),
-        ({"noise": "full", "sign": True}, ValueError, "rank and sign have no effect where noise"),
-        (
-            {"tries": 2},
-            ValueError,
-            "tries has no effect at temperature 0, where all tries are",
-        ),
-        ({"outcome": jnp.mean}, ValueError, "outcome has no effect with one try"),
-        ({"optimizer": "sgd"}, TypeError, "optimizer must be of type OptimizerConfig"),
-        ({"fitness": None}, TypeError, "fitness must be a function"),
-        ({"fitness": lambda s: s}, TypeError, "must take where, the scores that count"),
-        ({"outcome": 3}, TypeError, "outcome must be a function"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(changes, error, words):
-    with pytest.raises(error, match=words):
-        plain(**changes)
+WHAT_MAKES_NO_SENSE_IS_REFUSED = r"""
+ValueError:
+plain(sigma=0.0)  # !.*EvolutionRecipe 'plain': sigma must be above 0; got 0
+plain(sigma=float("nan"))  # !.*sigma must be above 0
+plain(rank=0)  # !.*rank must be above 0
+plain(tries=0)  # !.*tries must be above 0
+plain(chunk=0)  # !.*chunk must be above 0
+plain(temperature=-0.1)  # !.*temperature must not be negative
+plain(baseline=-2)  # !.*baseline must not be negative
+plain(noise_reuse=-1)  # !.*noise_reuse must not be negative
+plain(noise="dense")  # !.*noise must be one of 'lowrank', 'full'; got 'dense'
+plain(others="lowrank")  # !.*others must be one of 'frozen', 'full'
+plain(scale="steps")  # !.*scale must be one of .* Did you mean 'step'
+plain(dtype="int8")  # !.*dtype must be one of 'float32', 'bfloat16', 'float16'
+plain(noise="full", rank=2)  # !.*rank and sign have no effect where noise is
+plain(noise="full", sign=True)  # !.*rank and sign have no effect where noise
+plain(tries=2)  # !.*tries has no effect at temperature 0, where all tries are
+plain(outcome=jnp.mean)  # !.*outcome has no effect with one try
+TypeError:
+plain(optimizer="sgd")  # !.*optimizer must be of type OptimizerConfig
+plain(fitness=None)  # !.*fitness must be a function
+plain(fitness=lambda s: s)  # !.*must take where, the scores that count
+plain(outcome=3)  # !.*outcome must be a function
+"""
+
+
+@for_each("error, call, message", bad_calls(WHAT_MAKES_NO_SENSE_IS_REFUSED))
+def test_what_makes_no_sense_is_refused(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_how_many_members_there_are():
@@ -129,22 +127,28 @@ def test_how_many_members_there_are():
     plain().check_group_size(2)
 
 
-@for_each(
-    ("changes", "size", "words"),
-    [
-        ({}, 3, "recipe 'plain' has pairs .* group_size must be even; got 3"),
-        ({"pairs": False}, 1, "group_size must be at least 2; got 1"),
-        ({"baseline": 1}, 4, "baseline must be even with pairs; got 1"),
-        ({"baseline": 4}, 4, "baseline 4 leaves none of the 4 members"),
-        ({"baseline": 4, "shared": False}, 4, "baseline 4 leaves none of the 4 members"),
-    ],
-)
-def test_members_that_cannot_be(changes, size, words):
-    recipe = plain(**changes)
-    with pytest.raises(ValueError, match=words):
-        recipe.population(3, size)
-    with pytest.raises(ValueError, match=words):
-        recipe.check_group_size(size)
+def group_of(size, **changes):
+    return plain(**changes).check_group_size(size)
+
+
+def population(size, **changes):
+    return plain(**changes).population(3, size)
+
+
+MEMBERS_THAT_CANNOT_BE = r"""
+ValueError:
+population(3)  # !.*recipe 'plain' has pairs .* group_size must be even; got 3
+group_of(3)  # !.*recipe 'plain' has pairs .* group_size must be even; got 3
+group_of(1, pairs=False)  # !.*group_size must be at least 2; got 1
+population(4, baseline=1)  # !.*baseline must be even with pairs; got 1
+population(4, baseline=4)  # !.*baseline 4 leaves none of the 4 members
+group_of(4, baseline=4, shared=False)  # !.*baseline 4 leaves none of the 4 members
+"""
+
+
+@for_each("error, call, message", bad_calls(MEMBERS_THAT_CANNOT_BE))
+def test_members_that_cannot_be(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_scores_serve_one_update_of_the_weights_they_are_of():
@@ -252,31 +256,24 @@ def test_tries_of_a_member_become_one_score():
     close(fitness, jr.evolution.mean_fitness(known, where=where))
 
 
-@for_each(
-    ("recipe", "scores", "words"),
-    [
-        (plain(), S[0], "shape: scores must have 2 axes"),
-        (
-            plain(tries=2, temperature=1.0),
-            jnp.ones((2, 7)),
-            "7 scores per prompt are not a multiple of its 2 tries per member",
-        ),
-        (plain(tries=2, temperature=1.0), jnp.ones((2, 6)), "group_size must be even; got 3"),
-        (plain(), jnp.ones((2, 5)), "group_size must be even; got 5"),
-        (
-            plain(fitness=jr.evolution.zscore),
-            S,
-            r"fitness zscore must return one value for each of 4 members, which are shared; got "
-            r"\(3, 4\) from scores \(3, 4\)",
-        ),
-        (plain(fitness=jr.evolution.zscore), S[:1], r"which are shared; got \(1, 4\)"),
-        (plain(shared=False), S, r"each of 12 members, which are not shared; got \(4,\)"),
-        (plain(fitness=jr.evolution.pair_sign), S[:1], r"each of 4 members, .* got \(1, 2\)"),
-    ],
-)
-def test_scores_that_do_not_fit(recipe, scores, words):
-    with pytest.raises(ValueError, match=words):
-        recipe.shape(scores)
+TRIED, GROUPED = {"tries": 2, "temperature": 1.0}, {"fitness": jr.evolution.zscore}
+SCORES_THAT_DO_NOT_FIT = r"""
+ValueError:
+plain().shape(S[0])  # !.*shape: scores must have 2 axes
+plain(**TRIED).shape(jnp.ones((2, 7)))
+    # !.*7 scores per prompt are not a multiple of its 2 tries per member
+plain(**TRIED).shape(jnp.ones((2, 6)))  # !.*group_size must be even; got 3
+plain().shape(jnp.ones((2, 5)))  # !.*group_size must be even; got 5
+plain(**GROUPED).shape(S)  # !.*fitness zscore must return one value .* shared; got \(3, 4\)
+plain(**GROUPED).shape(S[:1])  # !.*which are shared; got \(1, 4\)
+plain(shared=False).shape(S)  # !.*each of 12 members, which are not shared; got \(4,\)
+plain(fitness=jr.evolution.pair_sign).shape(S[:1])  # !.*each of 4 members, .* got \(1, 2\)
+"""
+
+
+@for_each("error, call, message", bad_calls(SCORES_THAT_DO_NOT_FIT))
+def test_scores_that_do_not_fit(error, call, message):
+    raises(error, call, message, globals())
 
 
 # Members and gradient

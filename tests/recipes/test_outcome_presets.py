@@ -1,4 +1,12 @@
-"""Presets of group advantages: the whole loss and its gradient against float64, row by row."""
+"""Presets of group advantages: the whole loss and its gradient against float64, group by group.
+
+Of rewards r of a group with n rollouts, c of them right:
+
+    maxrl           (r - mean) / mean             mc_grpo         (r - lower median) / its median
+    pkpo, k = 2     (n - c) / (n - 1) if right    v05_baseline    r - w mean - (1 - w) prior
+    grpo_passk      best - second, at the best    passk_training  the mean over all pairs with it
+    gdpo            scores of each column, added  jspo            means of group and others, mixed
+"""
 
 import functools
 import itertools
@@ -7,129 +15,110 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from preset_cases import MASK, batch_of, expect_loss, near, one_by_one
+from preset_cases import Rows, T, center, clip, example, expect_loss, k3, mean, prepared, z
 from rows import for_each
 
-import jaxrl_llm as jr
-from jaxrl_llm.recipes import Batch, catalog
+from jaxrl_llm.recipes import PRESETS
 
-P, G, T = 4, 4, 5
-KEY = jax.random.key(5)
+REWARDS = np.array([[1, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, np.nan], [1, 0, 1, 0]])
 PRIOR = np.array([0.5, 0.6, 0.2, 0.9])
-LAST_KL = 0.02
-NAMES = (
-    "drpo_len",
-    "gdpo",
-    "grpo_passk",
-    "jspo",
-    "maxrl",
-    "mc_grpo",
-    "passk_training",
-    "pkpo",
-    "real",
-    "v05_baseline",
-)
-OPTIONS = {
-    "drpo_len": {"tau": 0.7, "lam": 0.3, "kl_estimator": "k3"},  # k1 is below 0 here
-    "passk_training": {"k": 2},
-    "pkpo": {"k": 2},
-    "mc_grpo": {"scale_eps": 0.1},
+# Options of the preset, and what the mean is over.
+CASES = {
+    "drpo_len": ({"length": T, "tau": 0.7, "lam": 0.3, "kl_estimator": "k3"}, "group"),
+    "gdpo": ({}, "token"),
+    "grpo_passk": ({}, "token"),
+    "jspo": ({}, "token"),
+    "maxrl": ({}, "token"),
+    "mc_grpo": ({"scale_eps": 0.1}, "sequence"),
+    "passk_training": ({"k": 2}, "token"),
+    "pkpo": ({"k": 2}, "sum"),
+    "real": ({}, "group"),
+    "v05_baseline": ({}, "sequence"),
 }
 
 
-def make_batch() -> tuple[np.ndarray, Batch]:
-    """Ratios far from 1; a group that agrees, an empty response, a rollout left out."""
-    rng = np.random.default_rng(4)
-    rewards = np.array([[1, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, np.nan], [1, 0, 1, 0]])
-    logp = rng.normal(-1.5, 0.5, (P, G, T)).astype(np.float32)
-    second = rng.uniform(0, 1, (P, G)).astype(np.float32)
+def make_batch():
+    """The second column of rewards lacks a number."""
+    second = np.random.default_rng(4).uniform(0, 1, REWARDS.shape)
     second[0, 1] = np.nan
-    batch = batch_of(
-        MASK,
-        rewards,
-        old_logp=near(rng, logp),
-        ref_logp=near(rng, logp),
-        reward_components={"right": rewards, "short": second},
-        extras={"prior": PRIOR},
-    )
-    return logp, batch
+    columns = {"right": REWARDS, "short": second}
+    return example(4, REWARDS, reward_components=columns, extras={"prior": PRIOR})
 
 
 def lower_median(x):
     return np.sort(x)[(len(x) - 1) // 2]
 
 
-def of_group(name, p, r):
-    """The advantages of one group, from the formula of the paper."""
+def mc_grpo(r):
+    a = r - lower_median(r)
+    return a / (lower_median(np.abs(a)) + 0.1)
+
+
+def grpo_passk(r):
+    best, second = np.sort(r)[[-1, -2]]
+    return np.where(np.arange(len(r)) == r.argmax(), (best - second) / (r.std(ddof=1) + 1e-6), 0)
+
+
+def pkpo(r):
     n, c = len(r), int((r > 0.5).sum())
-    right = r > 0.5
-    if name == "mc_grpo":
-        a = r - lower_median(r)
-        return a / (lower_median(np.abs(a)) + 0.1)
-    if name == "grpo_passk":
-        best, second = np.sort(r)[[-1, -2]]
-        a = np.zeros(n)
-        a[np.argmax(r)] = (best - second) / (r.std(ddof=1) + 1e-6)
-        return a
-    if name == "maxrl":
-        return (r - r.mean()) / (r.mean() + 1e-6)
-    if name == "pkpo":
-        return np.where(right, math.comb(n - c, 1) / math.comb(n - 1, 1), 0.0)
-    if name == "passk_training":
-        pairs = list(itertools.combinations(range(n), 2))
-        passed = np.array([right[list(s)].any() for s in pairs], float)
-        a = (passed - passed.mean()) / (passed.std() + 1e-6)
-        return np.array([a[[i in s for s in pairs]].mean() for i in range(n)])
-    if name == "v05_baseline":
-        q = PRIOR[p]
-        w = max(0.0, 1 - 0.25 / n / (r.mean() - q) ** 2)
-        return r - w * r.mean() - (1 - w) * q
-    return r - r.mean()  # drpo_len and real: of which the sign counts
+    return np.where(r > 0.5, math.comb(n - c, 1) / math.comb(n - 1, 1), 0.0)
 
 
-def of_batch(name, groups, components):
-    """The advantages of all groups; each group is the places of its rollouts and their rewards."""
-    if name == "jspo":
-        out = []
-        for g, (_, r) in enumerate(groups):
-            others = [x for i, (_, x) in enumerate(groups) if i != g]
-            v = np.mean([x.var(ddof=1) / len(x) for x in others])
-            share = v / (v + np.var([x.mean() for x in others]) + 1e-6)
-            loo = (r.sum() - r) / (len(r) - 1)
-            out.append(r - (1 - share) * loo - share * np.concatenate(others).mean())
-        return out
-    if name == "gdpo":
-        sums = []
-        for p, (members, _) in enumerate(groups):
-            total = np.zeros(len(members))
-            for column in components:
-                x = column[p, members]
-                there = ~np.isnan(x)
-                if x[there].max() > x[there].min():
-                    z = (x[there] - x[there].mean()) / (x[there].std(ddof=1) + 1e-4)
-                    total[there] += z
-            sums.append(total)
-        every = np.concatenate(sums)
-        return [(a - every.mean()) / (every.std(ddof=1) + 1e-4) for a in sums]
-    return [of_group(name, p, r) for p, (_, r) in enumerate(groups)]
+def passk_training(r):
+    pairs = list(itertools.combinations(range(len(r)), 2))
+    passed = np.array([(r[list(s)] > 0.5).any() for s in pairs], float)
+    a = (passed - passed.mean()) / (passed.std() + 1e-6)
+    return np.array([a[[i in s for s in pairs]].mean() for i in range(len(r))])
 
 
-def clip(ratio, a, low, high):
-    return -np.minimum(ratio * a, np.clip(ratio, low, high) * a)
+OF_GROUP = {
+    "mc_grpo": mc_grpo,
+    "grpo_passk": grpo_passk,
+    "pkpo": pkpo,
+    "passk_training": passk_training,
+    "maxrl": lambda r: center(r) / (r.mean() + 1e-6),
+}
+
+
+def jspo(rows):
+    groups, out = [rows.r[group] for group in rows.groups], []
+    for g, r in enumerate(groups):
+        others = [x for i, x in enumerate(groups) if i != g]
+        v = np.mean([x.var(ddof=1) / len(x) for x in others])
+        share = v / (v + np.var([x.mean() for x in others]) + 1e-6)
+        loo = (r.sum() - r) / (len(r) - 1)
+        out.append(r - (1 - share) * loo - share * np.concatenate(others).mean())
+    return np.concatenate(out)
+
+
+def gdpo(rows):
+    total = np.zeros(len(rows.r))
+    for column in rows.batch.reward_components.values():
+        x = np.array([float(column[i]) for i in rows.places])
+        for group in rows.groups:
+            there = group[~np.isnan(x[group])]
+            total[there] += z(x[there], 1e-4)
+    return z(total, 1e-4)
+
+
+def v05_baseline(rows):
+    q = PRIOR[[p for p, _ in rows.places]]
+    n, m = rows.each(lambda r: 0 * r + len(r)), rows.each(lambda r: 0 * r + r.mean())
+    w = np.maximum(0.0, 1 - 0.25 / n / (m - q) ** 2)
+    return rows.r - w * m - (1 - w) * q
 
 
 def drpo(rows, right):
     """-J of one group: rows of log-probabilities, of answers that have tokens."""
-    s = np.array([x.mean() for x in rows])
     if right.all() or not right.any():
         return 0.0
+    s = np.array([x.mean() for x in rows])
     w = np.where(right, np.exp((1 - np.array([len(x) for x in rows]) / T) / 0.3), 0.0)
     return -(w / w.sum() @ s) + 0.7 * np.log(np.mean(np.exp(s[~right] / 0.7)))
 
 
-def labels(scores, right):
-    """The loss of one group: right and wrong responses, each against a logit of 0."""
+def real(scores, right):
+    """Right and wrong responses, each against a logit of 0."""
     if right.all() or not right.any():
         return 0.0
     s = np.array(scores) / 0.5
@@ -137,116 +126,53 @@ def labels(scores, right):
 
 
 def reference(name, logp, batch, pivots) -> float:
-    where, mask = np.asarray(batch.where), np.asarray(batch.mask)
-    old, ref = (np.asarray(x, np.float64) for x in (batch.old_logp, batch.ref_logp))
-    places = [np.flatnonzero(row) for row in where]
-    rewards = np.asarray(batch.rewards, float)
-    groups = [(m, rewards[p, m]) for p, m in enumerate(places)]
-    components = [np.asarray(x, float) for x in batch.reward_components.values()]
-    means, rows = [], []
-    for p, (members, advantages) in enumerate(
-        zip(places, of_batch(name, groups, components), strict=True)
-    ):
-        group, sides = [], []
-        for g, a in zip(members, advantages, strict=True):
-            m = mask[p, g]
-            if not m.any() or pivots[p, g]:
-                continue
-            x, o, f = logp[p, g][m], old[p, g][m], ref[p, g][m]
+    rows, of = Rows(logp, batch), CASES[name][1]
+    keep = (rows.lengths > 0) & ~np.array([pivots[i] for i in rows.places])
+    if of == "group":
+        losses = []
+        for group in ([i for i in group if keep[i]] for group in rows.groups):
+            right, r = rows.r[group] > 0.5, [rows.x[i] for i in group]
             if name == "drpo_len":
-                rows.append(x)
-                group.append((x, 0.0))  # nothing has moved in the first update
-                sides.append(a > 0)
-            elif name == "real":
-                group.append((x - o).mean())
-                sides.append(a > 0)
+                losses.append(drpo(r, right))
             else:
-                high = 1.28 if name == "jspo" else 1.2
-                kl = 0.04 * (np.exp(f - x) - 1 - (f - x)) if name == "mc_grpo" else 0.0
-                rows.append(clip(np.exp(x - o), a, 0.8, high) + kl)
-        if name == "drpo_len":
-            loss = drpo([x for x, _ in group], np.array(sides)) if any(advantages) else 0.0
-            means.append(loss + np.mean([k for _, k in group]))
-        if name == "real":
-            means.append(labels(group, np.array(sides)))
-    if name in ("drpo_len", "real"):
-        return np.mean(means)
-    if name == "pkpo":
-        return np.mean([row.sum() for row in rows])
-    if name in ("mc_grpo", "v05_baseline"):
-        return np.mean([row.mean() for row in rows])
-    return np.concatenate(rows).mean()
+                losses.append(real([(rows.x[i] - rows.old[i]).mean() for i in group], right))
+        return np.mean(losses)
+    whole = {"jspo": jspo, "gdpo": gdpo, "v05_baseline": v05_baseline}
+    a = whole[name](rows) if name in whole else rows.each(OF_GROUP[name])
+    high, kl = (1.28 if name == "jspo" else 1.2), (0.04 if name == "mc_grpo" else 0.0)
+    losses = [
+        clip(np.exp(x - old), each, high=high) + kl * k3(x, ref)
+        for x, old, ref, each, kept in zip(rows.x, rows.old, rows.ref, a, keep, strict=True)
+        if kept
+    ]
+    return mean(losses, of)
 
 
-def prepared(name, **options):
-    logp, batch = make_batch()
-    length = {"length": T} if name == "drpo_len" else {}
-    recipe = catalog.PRESETS[name](**length | OPTIONS.get(name, {}) | options)
-    state = recipe.init()._replace(last_kl=jnp.float32(LAST_KL))
-    ready, _ = recipe.prepare(batch, state, key=KEY if recipe.draws else None)
-    return logp, batch, recipe, ready
-
-
-def pivots(name, batch, ready) -> np.ndarray:
+def pivots_of(name, batch, ready) -> np.ndarray:
     """Which rollouts the recipe took out, after checking that they are those it may take out."""
     gone = np.asarray((batch.mask & batch.where[..., None] & ~ready.mask).any(-1))
-    if name != "mc_grpo":
-        assert not gone.any()
-        return gone
-    where, rewards = np.asarray(batch.where), np.asarray(batch.rewards)
-    for row, keep, out in zip(rewards, where, gone, strict=True):
+    for row, keep, out in zip(REWARDS, np.asarray(batch.where), gone, strict=True):
         # At most one: the pivot may be a response without a token.
-        assert out.sum() <= 1
+        assert out.sum() <= (name == "mc_grpo")
         assert (row[out] == lower_median(row[keep])).all()
     return gone
 
 
-@for_each("name", NAMES)
+@for_each("name", CASES)
 def test_loss_and_gradient_are_the_papers(name):
-    logp, batch, recipe, ready = prepared(name)
-    out = pivots(name, batch, ready)
-    formula = functools.partial(reference, name, batch=batch, pivots=out)
-    expect_loss(recipe, logp, ready, lambda x: formula(np.float64(x)), rel=1e-5, atol=2e-6)
+    logp, batch = make_batch()
+    recipe = PRESETS[name](**CASES[name][0])
+    ready = prepared(recipe, batch, key=jax.random.key(5) if recipe.draws else None)
+    gone = pivots_of(name, batch, ready)
+    formula = functools.partial(reference, name, batch=batch, pivots=gone)
+    expect_loss(recipe, logp, ready, lambda x: formula(np.float64(x)))
 
 
-CHANGES = {
-    "drpo_len": {"length": 9, "lam": 1.0, "tau": 5.0, "beta": 1.0, "delta": 0.01}
-    | {"kl_estimator": "k1"},
-    "gdpo": {"weights": (("right", 1.0), ("short", 0.5)), "gate": ("right", 1.0)}
-    | {"batch_norm": "token", "eps_low": 0.05, "eps_high": 0.05},
-    "grpo_passk": {"scale": "none", "eps_high": 0.05},
-    "jspo": {"eps_low": 0.05, "eps_high": 0.05},
-    "maxrl": {"scale": "root", "eps_low": 0.05},
-    "mc_grpo": {"scale": "std", "scale_eps": 0.2, "rescale_nonzero": True, "kl_coef": 0.0},
-    "passk_training": {"k": 1, "threshold": 1.5},
-    "pkpo": {"k": 1, "loo": True, "threshold": 1.5},
-    "real": {"tau": 1.0},
-    "v05_baseline": {"var": "sample", "scale": "group", "eps_low": 0.05},
-}
-
-
-@functools.cache
-def loss_with(name, **options):
-    logp, _, recipe, ready = prepared(name, **options)
-    return float(recipe.loss(logp, recipe.measure(ready, jnp.asarray(logp))))
-
-
-CHANGED = [*one_by_one(CHANGES), ("gdpo", {"batch_norm": "none"})]
-
-
-@pytest.mark.of_many
-@pytest.mark.parametrize("name", CHANGES)
-def test_every_option_changes_the_loss(name):
-    rows = [options for each, options in CHANGED if each == name]
-    assert not [options for options in rows if loss_with(name, **options) == loss_with(name)]
-
-
-def test_what_they_need():
-    assert jr.recipes.gdpo().required_fields == {"reward_components"}
-    assert jr.recipes.v05_baseline().required_fields == {"prior"}
-    assert not jr.recipes.v05_baseline().group_relative
-    assert jr.recipes.v05_baseline(scale="group").group_relative
-    assert jr.recipes.mc_grpo().draws
-    assert jr.recipes.mc_grpo().required_fields == {"ref_logp"}
-    assert not jr.recipes.mc_grpo(kl_coef=0.0).required_fields
-    assert not jr.recipes.drpo_len(length=8).required_fields
+def test_what_has_happened_before_reaches_the_penalty_of_drpo_len():
+    """Its constraint on the divergence of the old policy, which the next step measures."""
+    logp, batch = make_batch()
+    recipe = PRESETS["drpo_len"](length=T, delta=0.01, beta=3.0)
+    ready = prepared(recipe, batch)
+    far = logp + 0.3 * np.float32(ready.mask)
+    values = [float(recipe.loss(far, recipe.measure(ready, jnp.asarray(x)))) for x in (logp, far)]
+    assert values[0] != values[1]

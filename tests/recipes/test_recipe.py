@@ -1,4 +1,10 @@
-"""Slots, refusals, and what prepare and loss compute, against float64 NumPy."""
+"""Slots, refusals, and what prepare and loss compute, against float64 NumPy.
+
+    loss = sum over kept tokens of  weight (correction surrogate + regularizers)
+
+A rollout that takes no part leaves mask, weights and baseline; a token that a correction rejects
+leaves mask and weights, and no baseline. A recipe is a value: equal options make equal recipes.
+"""
 
 import dataclasses
 import math
@@ -7,46 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from preset_cases import batch_of
+from bad_calls import bad_calls, raises
+from own_recipes import LOGP, make_batch, plain, prepare
 from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits, traits_of
-from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.recipe import AlgoState
-
-
-def make_batch(**changes) -> Batch:
-    """Two prompts, three rollouts, four tokens; rollout [1, 2] takes no part and is full of NaN."""
-    rng = np.random.default_rng(0)
-    lengths = np.array([[4, 2, 3], [1, 4, 2]])
-    batch = batch_of(
-        np.arange(4) < lengths[..., None],
-        np.array([[1.0, 0.0, 0.0], [0.5, 0.25, np.nan]]),
-        tokens=rng.integers(0, 9, (2, 3, 4)),
-        prompt_tokens=np.ones((2, 5), int),
-        prompt_mask=np.ones((2, 5), bool),
-        old_logp=rng.normal(-1.5, 0.3, (2, 3, 4)),
-        ref_logp=rng.normal(-1.5, 0.3, (2, 3, 4)),
-    )
-    return batch.replace(**changes)
-
-
-LOGP = np.random.default_rng(1).normal(-1.5, 0.3, (2, 3, 4)).astype(np.float32)
-
-
-def plain(**changes) -> Recipe:
-    slots = {
-        "name": "plain",
-        "advantage": jr.stateless(jr.advantages.dr_grpo),
-        "surrogate": jr.surrogates.reinforce,
-    }
-    return Recipe(**{**slots, **changes})
-
-
-def prepare(recipe, batch):
-    return recipe.prepare(batch, recipe.init())
-
 
 # Construction
 
@@ -90,73 +63,46 @@ GSPO = {"surrogate": jr.surrogates.gspo, "weights": jr.aggregate.sequence_mean}
 BOUND_GSPO = jr.bind(jr.surrogates.gspo, eps_low=1e-3)
 
 
-@for_each(
-    ("changes", "error", "words"),
-    [
-        ({"advantage": jr.advantages.dr_grpo}, TypeError, "advantage must be a Transform"),
-        ({"curation": jnp.isfinite}, TypeError, "curation must be a Transform"),
-        ({"surrogate": None}, TypeError, "surrogate must be a function"),
-        ({"weights": 1.0}, TypeError, "weights must be a function"),
-        ({"correction": 2.0}, TypeError, "correction must be a function"),
-        ({"regularizers": jr.regularizers.entropy_bonus}, TypeError, r"such as \(term,\)"),
-        ({"name": ""}, TypeError, "name must be a string"),
-        # Inputs that do not exist.
-        ({"regularizers": (term,)}, ValueError, "regularizer term needs 'temperature'.*bind"),
-        (
-            {"advantage": jr.stateless(past_critic)},
-            ValueError,
-            "advantage past_critic needs 'critic'.*mask.*where",
-        ),
-        (
-            {"advantage": jr.chain(jr.stateless(jr.advantages.rloo), jr.stateless(past_critic))},
-            ValueError,
-            "advantage past_critic needs 'critic'",
-        ),
-        # A surrogate of sequences.
-        (
-            {"surrogate": jr.surrogates.gspo},
-            ValueError,
-            "gspo is one value per sequence.*token_mean.*long sequen",
-        ),
-        ({**GSPO, "weights": FIXED}, ValueError, "fixed_length"),
-        ({"surrogate": BOUND_GSPO}, ValueError, "sequence_mean"),
-        ({**GSPO, "weights": mine}, ValueError, "mine"),
-        (
-            {**GSPO, "correction": by_token},
-            ValueError,
-            "gspo is one value.*correction by_token.*level='sequence'",
-        ),
-    ],
-)
-def test_wrong_slots_are_refused(changes, error, words):
-    with pytest.raises(error, match=words):
-        plain(**changes)
+WRONG_SLOTS_ARE_REFUSED = r"""
+ValueError:
+plain(**GSPO | {"weights": FIXED})  # !.*fixed_length
+plain(**GSPO | {"weights": mine})  # !.*mine
+plain(**GSPO, correction=by_token)
+    # !.*gspo is one value.*correction by_token.*level='sequence'
+plain(regularizers=(term,))  # !.*regularizer term needs 'temperature'.*bind
+plain(advantage=jr.stateless(past_critic))  # !.*advantage past_critic needs 'critic'.*mask.*where
+plain(advantage=jr.chain(jr.stateless(jr.advantages.rloo), jr.stateless(past_critic)))
+    # !.*advantage past_critic needs 'critic'
+plain(surrogate=jr.surrogates.gspo)  # !.*gspo is one value per sequence.*token_mean.*long sequen
+plain(surrogate=BOUND_GSPO)  # !.*sequence_mean
+TypeError:
+plain(advantage=jr.advantages.dr_grpo)  # !.*advantage must be a Transform
+plain(curation=jnp.isfinite)  # !.*curation must be a Transform
+plain(surrogate=None)  # !.*surrogate must be a function
+plain(weights=1.0)  # !.*weights must be a function
+plain(correction=2.0)  # !.*correction must be a function
+plain(regularizers=jr.regularizers.entropy_bonus)  # !.*such as \(term,\)
+plain(name="")  # !.*name must be a string
+ValueError:
+plain(weights=jr.aggregate.fixed_length)  # !.*weights fixed_length needs 'length'.*has mask
+plain(surrogate=tempered)  # !.*surrogate tempered needs 'temperature'.*bind
+plain(surrogate=ratio_without_mask)
+    # !.*ratio_without_mask takes 3 arrays by position; its slot passes 4: logp, old_logp
+plain(curation=jr.stateless(lambda mask: mask))
+    # !.*curation <lambda> names its first array mask, but its slot passes rewards first
+plain(weights=lambda: 1.0)  # !.*takes 0 arrays by position; its slot passes 1: mask
+plain(correction=lambda logp, mask: (logp, mask))  # !.*takes 2 arrays.*passes 3: old_logp
+plain(correction=lambda old_logp, behavior_logp, mask, *, cap: (old_logp, mask))
+    # !.*correction <lambda> needs 'cap'
+"""
 
 
 @for_each(
-    ("changes", "words"),
-    [
-        ({"weights": jr.aggregate.fixed_length}, "weights fixed_length needs 'length'.*has mask"),
-        ({"surrogate": tempered}, "surrogate tempered needs 'temperature'.*bind"),
-        (
-            {"surrogate": ratio_without_mask},
-            "ratio_without_mask takes 3 arrays by position; its slot passes 4: logp, old_logp",
-        ),
-        (
-            {"curation": jr.stateless(lambda mask: mask)},
-            "curation <lambda> names its first array mask, but its slot passes rewards first",
-        ),
-        ({"weights": lambda: 1.0}, "takes 0 arrays by position; its slot passes 1: mask"),
-        ({"correction": lambda logp, mask: (logp, mask)}, "takes 2 arrays.*passes 3: old_logp"),
-        (
-            {"correction": lambda old_logp, behavior_logp, mask, *, cap: (old_logp, mask)},
-            "correction <lambda> needs 'cap'",
-        ),
-    ],
+    "error, call, message",
+    bad_calls(WRONG_SLOTS_ARE_REFUSED),
 )
-def test_functions_that_a_slot_cannot_call_are_refused_when_it_is_filled(changes, words):
-    with pytest.raises(ValueError, match=f"Recipe 'plain': .*{words}"):
-        plain(**changes)
+def test_functions_that_a_slot_cannot_call_are_refused_when_it_is_filled(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_functions_that_a_slot_can_call():
@@ -298,88 +244,58 @@ def drift(rewards, old_logp):
     return rewards
 
 
-@for_each(
-    ("slots", "absent", "error", "words"),
-    [
-        (
-            {"curation": jr.stateless(lambda rewards: rewards)},
-            (),
-            TypeError,
-            "curation of recipe 'plain': where must be bool",
-        ),
-        (
-            {"curation": jr.stateless(lambda rewards: rewards[:, 0] > 0)},
-            (),
-            ValueError,
-            r"where must have shape \(2, 3\); got \(2,\)",
-        ),
-        (
-            {"advantage": jr.stateless(lambda rewards: rewards > 0)},
-            (),
-            TypeError,
-            "advantages must be floating point",
-        ),
-        ({"weights": lambda mask: mask}, (), TypeError, "weights must be floating point"),
-        (
-            {"correction": jr.corrections.importance_weights},
-            (),
-            TypeError,
-            r"correction of recipe 'plain' must return \(weights, keep\); got .*rollout_correction",
-        ),
-        (
-            {"correction": jr.bind(capped, cap=2.0, veto=100.0)},
-            ("behavior_logp",),
-            ValueError,
-            "Recipe 'plain'.prepare: the batch has no behavior_logp",
-        ),
-        *(
-            (
-                {slot: jr.chain(jr.stateless(drift))},
-                ("old_logp",),
-                ValueError,
-                "prepare: the batch has no old_logp",
-            )
-            for slot in ("advantage", "curation")
-        ),
-    ],
-)
-def test_what_prepare_refuses(slots, absent, error, words):
+def prepared_with(absent=None, **slots):
     batch = make_batch()
     batch = batch.replace(behavior_logp=batch.old_logp)
-    with pytest.raises(error, match=words):
-        prepare(plain(**slots), batch.replace(**dict.fromkeys(absent)))
+    return prepare(plain(**slots), batch.replace(**{absent: None} if absent else {}))
 
 
-BAD_OUTPUTS = {
-    "advantage": (
-        {"advantage": jr.stateless(lambda rewards: rewards[:, :1])},
-        r"advantages must have shape \(2, 3\) or \(2, 3, 4\); got \(2, 1\)",
-    ),
-    "token advantage": (
-        {"advantage": jr.stateless(lambda rewards: rewards[..., None])},
-        r"advantages must have shape \(2, 3\) or \(2, 3, 4\); got \(2, 3, 1\)",
-    ),
-    "weights": (
-        {"weights": lambda mask: 1.0 / mask.sum()},
-        r"weights must have shape \(2, 3, 4\); got \(\)",
-    ),
-    "surrogate": (
-        {"surrogate": lambda *a: jr.surrogates.ppo_clip(*a).mean(-1, keepdims=True)},
-        r"loss of surrogate <lambda> must have shape \(2, 3, 4\); got \(2, 3, 1\)",
-    ),
-    "regularizer": (
-        {"regularizers": (lambda logp, mask: jnp.mean(logp),)},
-        r"loss of regularizer <lambda> must have shape \(2, 3, 4\); got \(\)",
-    ),
-}
+def loss_with(recipe=None, logp=LOGP, changes=(), **slots):
+    recipe = recipe or plain(**slots)
+    return recipe.loss(logp, prepare(recipe, make_batch())[0].replace(**dict(changes)))
 
 
-@for_each("name", BAD_OUTPUTS)
-def test_what_a_slot_returns_is_never_broadcast(name):
-    changes, words = BAD_OUTPUTS[name]
-    recipe = plain(**changes)
-    with pytest.raises(ValueError, match=f"Recipe 'plain': (the )?{words}"):
-        recipe.loss(LOGP, prepare(recipe, make_batch())[0])
+def wide(*arrays):
+    return jr.surrogates.ppo_clip(*arrays).mean(-1, keepdims=True)
+
+
+BONUS = jr.bind(jr.regularizers.entropy_bonus, coef=0.1)
+IN_A_STEP = r"""
+ValueError:
+prepared_with(curation=jr.stateless(lambda rewards: rewards[:, 0] > 0))
+    # !.*where must have shape \(2, 3\); got \(2,\)
+prepared_with("behavior_logp", correction=jr.bind(capped, cap=2.0, veto=100.0))
+    # !Recipe 'plain'.prepare: the batch has no behavior_logp
+prepared_with("old_logp", advantage=jr.chain(jr.stateless(drift)))  # !.*the batch has no old_logp
+prepared_with("old_logp", curation=jr.chain(jr.stateless(drift)))  # !.*the batch has no old_logp
+prepared_with(advantage=jr.stateless(lambda rewards: rewards[:, :1]))
+    # !.*'plain': advantages must have shape \(2, 3\) or \(2, 3, 4\); got \(2, 1\)
+prepared_with(advantage=jr.stateless(lambda rewards: rewards[..., None]))
+    # !.*'plain': advantages must have shape \(2, 3\) or \(2, 3, 4\); got \(2, 3, 1\)
+prepared_with(weights=lambda mask: 1.0 / mask.sum())
+    # !.*'plain': weights must have shape \(2, 3, 4\); got \(\)
+loss_with(surrogate=wide)  # !.*loss of surrogate wide must have shape \(2, 3, 4\); got \(2, 3, 1\)
+loss_with(regularizers=(lambda logp, mask: jnp.mean(logp),))
+    # !.*loss of regularizer <lambda> must have shape \(2, 3, 4\); got \(\)
+loss_with(jr.recipes.grpo(), changes={"advantages": None})
+    # !Recipe 'grpo'.loss: the batch has no advantages; call prep
+loss_with(jr.recipes.grpo(), changes={"ref_logp": None})  # !Recipe 'grpo'.loss: .*no ref_logp
+loss_with(jr.recipes.grpo(), LOGP[..., :3])  # !.*logp \(2, 3, 3\), mask \(2, 3, 4\)
+loss_with(regularizers=(BONUS,))  # !Recipe 'plain'.loss: .*needs entropy
+TypeError:
+prepared_with(curation=jr.stateless(lambda rewards: rewards))
+    # !curation of recipe 'plain': where must be bool
+prepared_with(advantage=jr.stateless(lambda rewards: rewards > 0))
+    # !.*advantages must be floating point
+prepared_with(weights=lambda mask: mask)  # !.*weights must be floating point
+prepared_with(correction=jr.corrections.importance_weights)
+    # !correction of recipe 'plain' must return \(weights, keep\); got .*rollout_correction
+"""
+
+
+@for_each("error, call, message", bad_calls(IN_A_STEP))
+def test_what_a_slot_returns_is_checked_and_never_broadcast(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_a_correction_of_another_recipe_is_not_kept():
@@ -478,24 +394,6 @@ def test_without_old_logp_the_policy_is_its_own():
     assert float(loss) == pytest.approx(float(again))
     np.testing.assert_allclose(grad, same, rtol=1e-6)
     assert np.abs(grad).sum() > 0
-
-
-BONUS = jr.bind(jr.regularizers.entropy_bonus, coef=0.1)
-
-
-@for_each(
-    ("recipe", "changes", "logp", "words"),
-    [
-        (jr.recipes.grpo(), {"advantages": None}, LOGP, "the batch has no advantages; call prep"),
-        (jr.recipes.grpo(), {"ref_logp": None}, LOGP, "no ref_logp"),
-        (jr.recipes.grpo(), {}, LOGP[..., :3], r"logp \(2, 3, 3\), mask \(2, 3, 4\)"),
-        (plain(regularizers=(BONUS,)), {}, LOGP, "needs entropy"),
-    ],
-)
-def test_loss_says_what_is_missing(recipe, changes, logp, words):
-    batch, _ = prepare(recipe, make_batch())
-    with pytest.raises(ValueError, match=f"Recipe '{recipe.name}'.loss: .*{words}"):
-        recipe.loss(logp, batch.replace(**changes))
 
 
 def test_entropy_reaches_the_bonus():

@@ -3,14 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from bad_calls import bad_calls, raises
 from preset_cases import batch_of
 from rows import for_each
 
 import jaxrl_llm as jr
-from jaxrl_llm.testing import make_case, tiny_model
-from jaxrl_llm.train import init_state, make_gradients
+from jaxrl_llm.testing import make_case
 
 P, G, T = 4, 2, 3
 TEXTS = np.array([[False, False], [True, True], [False, False], [True, True]])
@@ -119,39 +118,6 @@ def test_all_else_is_as_in_a_batch_without_the_texts(name):
     np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-8)
 
 
-def test_the_gradient_of_texts_is_that_of_plain_cross_entropy():
-    model, params = tiny_model(num_layers=1)
-    _, _, _, _, batch = made()
-    rng = np.random.default_rng(1)
-    batch = batch.replace(
-        tokens=jnp.asarray(rng.integers(1, 250, (P, G, T)), jnp.int32),
-        prompt_tokens=jnp.full((P, 1), 7, jnp.int32),
-        where=jnp.asarray(TEXTS),  # no rollout takes part
-    )
-    recipe = jr.recipes.ppo_max(text_coef=COEF, kl_coef=0.0)
-    optimizer = optax.sgd(0.1)
-    options = {"critic": {"w": jnp.zeros(1)}, "critic_optimizer": optimizer}
-    state = init_state(params, optimizer, recipe, key=jax.random.key(0), **options)
-    prepared, _ = recipe.prepare(batch, recipe.init())
-
-    def cross_entropy(params):
-        total = 0.0
-        for p, g in np.argwhere(TEXTS):
-            row = jnp.concatenate([batch.prompt_tokens[p], batch.tokens[p, g]])[None, None]
-            context = jr.models.AttentionContext(jnp.ones(row.shape, bool))
-            hidden, _ = model.apply(params, row, jnp.arange(T + 1)[None, None], context)
-            logits = hidden[0, 0, :-1] @ model.output_matrix(params).T
-            each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens[p, g])
-            total += jnp.sum(each[: LENGTHS[p, g]])
-        return COEF * total / LENGTHS[TEXTS].sum()
-
-    value, expected = jax.jit(jax.value_and_grad(cross_entropy))(params)
-    got = make_gradients(model, recipe, microbatches=2)(state, prepared)
-    np.testing.assert_allclose(got.loss, value, rtol=1e-5)
-    for a, b in zip(jax.tree.leaves(got.grads), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
-
-
 def test_each_optimizer_step_has_the_means_of_its_own_rows():
     """A minibatch has every second group: one of rollouts only, and one of texts only."""
     logp, *_, batch = made()
@@ -166,39 +132,26 @@ def test_each_optimizer_step_has_the_means_of_its_own_rows():
     assert float(loss) == pytest.approx(-COEF * logp[1::2][MASK[1::2]].mean(), rel=1e-5)
 
 
-def test_ppo_max_without_texts_is_the_default():
-    recipe = jr.recipes.ppo_max()
-    assert recipe.collector is None and recipe.text_coef == 0 and "texts" not in str(recipe)
-    assert "texts" not in recipe.required_fields
-    recipe = jr.recipes.ppo_max(text_coef=1.0, text_share=0.25, column="page")
-    assert repr(recipe.collector) == "mixed((in_order(), 0.75), (plain_texts(column='page'), 0.25))"
+WHAT_TEXTS_DO_NOT_GO_WITH = r"""
+ValueError:
+jr.recipes.ppo_max(text_share=0.25)  # !.*ppo_max: text_share and column have no eff
+jr.recipes.ppo_max(column="page")  # !.*have no effect with text_coef 0
+jr.recipes.ppo_max(text_coef=1.0, text_share=1.0)  # !.*ppo_max: text_share must be
+jr.recipes.ppo_max(text_coef=-1.0)  # !.*text_coef must not be negative; got -1
+jr.recipes.ppo_max(text_coef=float("nan"))  # !.*text_coef must not be negative; got nan
+jr.recipes.oprl().replace(text_coef=1.0)  # !.*and a process reward model
+jr.recipes.seeupo().replace(text_coef=1.0)  # !.*and turn_updates, which would
+jr.recipes.m_grpo().replace(text_coef=1.0)  # !.*and a subagent, which would
+jr.recipes.diffu_grpo().replace(text_coef=1.0)  # !.*and a likelihood of a denois
+jr.recipes.reward_model().replace(text_coef=1.0)  # !.*that trains a reward model
+jr.recipes.spo_tracker(num_prompts=4, length=4).replace(text_coef=1.0)
+    # !.*text_coef 1 and numbers computed from the last visit, which would read texts as
+"""
 
 
-@for_each(
-    ("make", "message"),
-    [
-        (lambda: jr.recipes.ppo_max(text_share=0.25), "ppo_max: text_share and column have no eff"),
-        (lambda: jr.recipes.ppo_max(column="page"), "have no effect with text_coef 0"),
-        (lambda: jr.recipes.ppo_max(text_coef=1.0, text_share=1.0), "ppo_max: text_share must be"),
-        (lambda: jr.recipes.ppo_max(text_coef=-1.0), "text_coef must not be negative; got -1"),
-        (
-            lambda: jr.recipes.ppo_max(text_coef=float("nan")),
-            "text_coef must not be negative; got nan",
-        ),
-        (lambda: jr.recipes.oprl().replace(text_coef=1.0), "and a process reward model"),
-        (lambda: jr.recipes.seeupo().replace(text_coef=1.0), "and turn_updates, which would"),
-        (lambda: jr.recipes.m_grpo().replace(text_coef=1.0), "and a subagent, which would"),
-        (lambda: jr.recipes.diffu_grpo().replace(text_coef=1.0), "and a likelihood of a denois"),
-        (lambda: jr.recipes.reward_model().replace(text_coef=1.0), "that trains a reward model"),
-        (
-            lambda: jr.recipes.spo_tracker(num_prompts=4, length=4).replace(text_coef=1.0),
-            "text_coef 1 and numbers computed from the last visit, which would read texts as",
-        ),
-    ],
-)
-def test_what_texts_do_not_go_with(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+@for_each("error, call, message", bad_calls(WHAT_TEXTS_DO_NOT_GO_WITH))
+def test_what_texts_do_not_go_with(error, call, message):
+    raises(error, call, message, globals())
 
 
 def test_a_batch_says_which_rows_are_texts():

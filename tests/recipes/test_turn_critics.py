@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from preset_cases import batch_of
+from preset_cases import batch_of, clip, double, k3
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -214,11 +214,10 @@ def test_the_loss_of_policy_and_critic_is_the_papers(name):
     if name == "vtrace":
         loss = -a * logp
     else:
-        ratio = np.exp(np.float64(logp) - np.float64(batch.old_logp))
-        loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.28 if name == "vapo" else 1.2) * a)
+        x, old, ref = double(logp, batch.old_logp, batch.ref_logp)
+        loss = clip(np.exp(x - old), a, high=1.28 if name == "vapo" else 1.2)
     if name in ("spo_chain", "vineppo"):
-        difference = np.float64(batch.ref_logp) - np.float64(logp)
-        loss = loss + 0.3 * (np.exp(difference) - 1 - difference)
+        loss = loss + 0.3 * k3(x, ref)
     if name == "vapo":  # the mean over the tokens of right responses
         right = mask & (np.asarray(batch.rewards) > 0)[..., None]
         loss = loss - 0.1 * np.where(right, np.float64(logp), 0.0) * mask.sum() / right.sum()
@@ -250,91 +249,32 @@ def test_without_a_right_response_vapo_imitates_nothing(coef):
     assert np.any(found[1])
 
 
-def subgoals(batch, values, gamma, action_lam, subgoal_lam):
-    """Advantages, tokens that train, and of each of three critics returns and places."""
-    value, trains = np.zeros((3, P, G, T)), np.zeros((3, P, G, T), bool)
-    y, learns = np.zeros((P, G, T, 3)), np.zeros((P, G, T, 3), bool)
-    chosen = [[], [], []]  # the turns that have a token of each kind
-    for index, tokens, of in rollouts(batch):
-        turns, roles = list(turns_of(index, tokens, of)), of("token_roles")
-        n, ids = len(turns), of("subgoal_ids")
-        switches = [bool(of("switches")[k]) for k in range(n)]
-        rewards = []
-        for k, (_, r) in enumerate(turns):
-            if not switches[k]:
-                r -= 0.3 / n if n > 1 else 0.0
-                r -= 0.3 * (k > 0 and min(ids[k - 1 : k + 1]) >= 0 and ids[k] != ids[k - 1])
-            rewards.append(r)
-        # Behind the subgoal, else behind the switch, else the first token.
-        places = []
-        for mine, _ in turns:
-            place = mine[0]
-            for role in (3, 2):
-                behind = [b for a, b in zip(mine, mine[1:], strict=False)
-                          if roles[a] == role != roles[b]]  # fmt: skip
-                place = behind[0] if behind else place
-            places.append(place)
-        v = [values[index][place][0] for place in places]
-        w = [values[index][mine[0]][1] for mine, _ in turns]
-        u = [values[index][mine[0]][2] for mine, _ in turns]
-        cut = bool(batch.extras["truncated"][index])
-        starts = [0] + [k for k in range(1, n) if switches[k]]
-        above = 0.0
-        for s, e in reversed(list(zip(starts, [*starts[1:], n], strict=True))):
-            last = w[e] if e < n else None
-            low = last if last is not None else (v[n - 1] if cut else 0.0)
-            high = last if last is not None else (w[s] if cut else 0.0)
-            running, total = 0.0, high
-            for k in reversed(range(s, e)):
-                after = v[k + 1] if k + 1 < e else low
-                running = rewards[k] + gamma * after - v[k] + gamma * action_lam * running
-                total = rewards[k] + gamma * total
-                of_turn = {1: running, 3: total - u[k]}
-                y[index][places[k]][0], learns[index][places[k], 0] = running + v[k], True
-                first = turns[k][0][0]
-                y[index][first, 2], learns[index][first, 2] = total, True
-                if k == s:
-                    d = e - s
-                    earned = sum(gamma**j * rewards[s + j] for j in range(d))
-                    above = earned + gamma**d * high - w[s] + gamma**d * subgoal_lam * above
-                    of_turn[2] = above
-                    y[index][first, 1], learns[index][first, 1] = above + w[s], True
-                for c, role in enumerate((1, 2, 3)):
-                    here = turns[k][0][roles[turns[k][0]] == role]
-                    if role in of_turn and len(here):
-                        chosen[c].append(of_turn[role])
-                        value[c][index][here], trains[c][index][here] = of_turn[role], True
-    for c in range(3):
-        value[c] = (value[c] - np.mean(chosen[c])) / (np.std(chosen[c]) + 1e-8) * trains[c]
-    return value.sum(0), trains.any(0), y, learns
-
-
 def test_the_loss_of_a_hierarchy_and_of_its_three_critics():
+    """Advantages, tokens, targets and their places are those of four functions."""
     logp, batch = make_batch()
-    rng = np.random.default_rng(3)
-    values = rng.uniform(0, 1, (P, G, T, 3)).astype(np.float32)
-    ref = rng.normal(-1.2, 0.3, (P, G, T)).astype(np.float32)
-    batch = batch.replace(extras=batch.extras | {"old_values": jnp.asarray(values)})
+    values = np.random.default_rng(3).uniform(0, 1, (P, G, T, 3)).astype(np.float32)
+    extras = {**batch.extras, "old_values": jnp.asarray(values)}
     options = {"gamma": 0.9, "action_lam": 0.8, "subgoal_lam": 0.5}
     recipe = jr.recipes.hiper_hae(**options)
-    prepared, _ = jax.jit(recipe.prepare)(batch.replace(ref_logp=jnp.asarray(ref)), recipe.init())
-    a, trains, y, learns = subgoals(batch, np.float64(values), *options.values())
+    prepared, _ = jax.jit(recipe.prepare)(batch.replace(extras=extras), recipe.init())
+    adv, mask = jr.advantages, batch.mask
+    turns = {k: extras[k] for k in ("turn_ids", "token_roles", "switches", "turn_where")}
+    parts = {k: extras[k] for k in ("switches", "subgoal_ids", "turn_where")}
+    rewards = adv.hiper_rewards(extras["turn_rewards"], **parts)
+    given = turns | options | {"truncated": extras["truncated"]}
+    a = np.float64(adv.hiper(rewards, values, mask, **given))
     np.testing.assert_allclose(prepared.advantages, a, atol=1e-5)
-    ratio = np.exp(np.float64(logp) - np.float64(batch.old_logp))
-    d = np.float64(ref) - np.float64(logp)
-    loss = -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a) + 0.01 * (np.exp(d) - d - 1)
+    x, old, ref = double(logp, batch.old_logp, batch.ref_logp)
+    loss = clip(np.exp(x - old), a) + 0.01 * k3(x, ref)
     found = jax.jit(recipe.loss)(jnp.asarray(logp), prepared)
+    trains = np.asarray(adv.hiper_tokens(mask, **turns))
     np.testing.assert_allclose(found, loss[trains].mean(), rtol=2e-4)
+    y = np.float64(adv.hiper_returns(rewards, values, mask, **given))
     error = 0.5 * (np.float64(values + np.float32(0.1)) - y) ** 2
+    places = np.asarray(adv.hiper_places(mask, **turns))
     found = recipe.critic.total_loss(jnp.asarray(values) + 0.1, prepared)
-    each = [error[..., c][learns[..., c]].mean() for c in range(3)]
+    each = [error[..., c][places[..., c]].mean() for c in range(3)]
     np.testing.assert_allclose(found, sum(each), rtol=2e-4)
-
-
-def test_poad_leaves_out_updates_above_the_divergence_of_its_code():
-    gate = jr.bind(jr.regularizers.kl_gate, max_kl=0.02)
-    assert jr.recipes.poad().computed_from("update") == {"update_scale": gate}
-    assert not jr.recipes.poad(max_kl=None).computed
 
 
 def test_the_penalty_of_gae_token_stands_in_the_rewards_of_tokens():
@@ -405,21 +345,3 @@ def test_the_weights_of_each_critic_of_a_hierarchy_add_up_after_a_selection():
     assert places.sum() < (expected > 0).sum()
     np.testing.assert_array_equal(found > 0, places)
     np.testing.assert_allclose(found.sum((0, 1, 2)), expected.sum((0, 1, 2)), rtol=1e-5)
-
-
-@for_each(
-    "name, options, words",
-    [
-        ("gae_turn", {"value_eps": 0.0}, "gae_turn: value_eps must be above 0"),
-        ("hiper_hae", {"value_eps": 0.0}, "hiper_hae: value_eps must be above 0"),
-        ("hiper_hae", {"keep_penalty": -0.3}, "hiper_rewards: keep_penalty must not be negative"),
-        ("pdppo", {"combine": "sum"}, "combine must be one of"),
-        ("vineppo", {"rollouts": 0}, "rollouts must be above 0"),
-        ("pav", {"k": 0}, "k must be an integer above 0"),
-        ("vtrace", {"clip_trace": 0.0}, "clip_trace must be above 0"),
-        ("gae_token", {"kl_coef": -1.0}, "kl_coef must not be negative"),
-    ],
-)
-def test_bad_options(name, options, words):
-    with pytest.raises(ValueError, match=words):
-        getattr(jr.recipes, name)(**options)
