@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxrl_llm import advantages, diffusion
 
@@ -76,23 +75,3 @@ def test_uncertain_hints_train():
         train = diffusion.entropy_top_mask(entropy, hint, mask, share=share)
         assert train[0].tolist() == [bool(x) for x in row]
         assert np.array_equal(train[1], mask[1])
-
-
-def test_bad_input():
-    trace = jnp.ones(6, bool)
-    with pytest.raises(ValueError, match="shortest 4 is above longest 3"):
-        diffusion.hint_chunks(KEY, trace, shortest=4, longest=3)
-    with pytest.raises(ValueError, match="shortest must be an integer"):
-        diffusion.hint_chunks(KEY, trace, shortest=0)
-    with pytest.raises(TypeError, match="chunk_ids must hold integers"):
-        diffusion.hint_mask(KEY, trace, 0.5)
-    with pytest.raises(ValueError, match="share must be in"):
-        diffusion.hint_mask(KEY, jnp.zeros(6, int), 1.5)
-    with pytest.raises(ValueError, match="share must have shape"):
-        diffusion.hint_mask(KEY, jnp.zeros((2, 6), int), jnp.ones(3))
-    with pytest.raises(ValueError, match="these must have the same shape"):
-        diffusion.igpo_replace(jnp.zeros(4), jnp.zeros(3))
-    with pytest.raises(ValueError, match="share must be in"):
-        diffusion.igpo_replace(jnp.zeros(4), jnp.zeros(4), share=-0.1)
-    with pytest.raises(ValueError, match=r"draw_hints: low 0\.5 is above high 0\.2"):
-        diffusion.draw_hints(KEY, trace, low=0.5, high=0.2)

@@ -10,7 +10,7 @@ import pytest
 from rows import for_each
 
 from benchmarks.diffusion_world import bernoulli, consistent, denoiser
-from jaxrl_llm import aggregate, diffusion, surrogates
+from jaxrl_llm import diffusion
 
 L = 4
 LEVELS = 2  # ceil(L / 2): quadrature is exact
@@ -47,13 +47,6 @@ def test_worked_numbers():
     np.testing.assert_allclose(tokens.sum(), -3.666667, rtol=1e-6)
     t = diffusion.count_levels(masked, jnp.ones(4, bool))
     np.testing.assert_allclose(diffusion.elbo_terms(logp, masked, t), [4 / 3 * -2.75], rtol=1e-6)
-
-
-def test_the_enumerated_model_is_a_distribution(model):
-    total = 0.0
-    for tokens in itertools.product(range(2), repeat=L):
-        total += math.exp(model.exact(np.array(tokens)).log_likelihood)
-    np.testing.assert_allclose(total, 1.0, rtol=1e-12)
 
 
 def test_exact_counts_are_unbiased(exact):
@@ -154,24 +147,6 @@ def test_the_lower_bound_is_the_likelihood_of_a_model_whose_orders_agree():
     assert any(below) and not all(below)
 
 
-def test_one_step_is_exact_for_independent_tokens():
-    model = denoiser(1, length=3)
-    same = model._replace(table=np.broadcast_to(model.table[-1], model.table.shape))
-    tokens = np.array([1, 0, 1])
-    exact = same.exact(tokens)
-    logp = np.float32(same(tokens, np.ones((1, 3), bool)))
-    valid = np.ones(3, bool)
-    np.testing.assert_allclose(
-        diffusion.mean_field(logp, valid).sum(), exact.log_likelihood, rtol=1e-6
-    )
-    np.testing.assert_allclose(exact.elbo, exact.log_likelihood, rtol=1e-12)
-    all_masked = np.ones((1, 3), bool)
-    assert np.array_equal(
-        diffusion.elbo(logp, all_masked, np.ones(1, np.float32)),
-        diffusion.mean_field(logp, valid),
-    )
-
-
 @for_each("form", ["independent", "exact"])
 def test_sampled_masks_are_unbiased(model, exact, form):
     rows, J = 4000, 4
@@ -242,24 +217,6 @@ def test_what_is_not_masked_is_never_read_and_jit_changes_nothing():
         assert (gradient[masked] > 0).all()
 
 
-def test_draws_are_exchangeable_and_a_shared_mask_cancels():
-    logp, masked, t, valid = sample(1)
-    order = np.array([2, 0, 1])
-    a = estimates(logp, masked, t, valid)
-    b = estimates(logp[order], masked[order], t[order], valid)
-    for name in ("elbo", "eubo", "sandwiched", "mean_field"):
-        np.testing.assert_allclose(a[name], b[name], rtol=1e-6, atol=1e-7)
-    assert not np.any(a["elbo"] - diffusion.elbo(jnp.array(logp), masked, t))
-    # Levels that rows share, and equal weights stated.
-    shared = t[:, :1].repeat(2, axis=1)
-    weights = jnp.full(3, 1 / 3)
-    np.testing.assert_allclose(
-        diffusion.elbo(logp, masked, t[:, 0], weights=weights),
-        diffusion.elbo(logp, masked, shared),
-        rtol=1e-6,
-    )
-
-
 def test_statistics_are_float32_and_rows_are_independent():
     logp, masked, t, valid = sample(6)
     half = estimates(jnp.asarray(logp, jnp.bfloat16), masked, t, valid)
@@ -293,65 +250,3 @@ def test_sign_chooses_the_bound():
         for row, sign in enumerate(signs):
             expected = lower[row] if sign >= 0 else mix * upper[row] + (1 - mix) * lower[row]
             np.testing.assert_allclose(tokens[row], expected, rtol=1e-6)
-
-
-def test_espo_is_gspo_on_the_lower_bound():
-    logp, masked, t, valid = sample(3)
-    old = np.float32(logp - 0.3 * np.random.default_rng(4).random(logp.shape))
-    advantages = jnp.array([1.0, -0.5])
-    tokens, before = (diffusion.elbo(x, masked, t) for x in (logp, old))
-    each = surrogates.gspo(tokens, before, advantages, valid, eps_low=0.1, eps_high=0.1)
-    loss = aggregate.weighted_sum(each, aggregate.sequence_mean(valid))
-    expected = []
-    for row in range(2):
-        bounds = []
-        for x in (logp, old):
-            scaled = np.where(masked, np.float64(x), 0.0) / np.float64(t)[..., None]
-            bounds.append(scaled.mean(0).sum(-1)[row])
-        ratio = math.exp((bounds[0] - bounds[1]) / valid[row].sum())
-        A = float(advantages[row])
-        expected.append(-min(ratio * A, float(np.clip(ratio, 0.9, 1.1)) * A))
-    np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-5)
-
-
-def test_bad_input():
-    logp, masked, t, valid = sample()
-    with pytest.raises(TypeError, match="elbo: masked must be bool"):
-        diffusion.elbo(logp, masked.astype(int), t)
-    with pytest.raises(ValueError, match="t must have shape"):
-        diffusion.elbo(logp, masked, t[:2])
-    with pytest.raises(ValueError, match="weights must have shape"):
-        diffusion.elbo(logp, masked, t, weights=jnp.ones(2))
-    with pytest.raises(ValueError, match="pairs of draws"):
-        diffusion.coupled(logp[0], logp, masked, t, valid)
-    with pytest.raises(ValueError, match="beta must be above 0"):
-        diffusion.eubo(logp, masked, t, valid, beta=0.0)
-    with pytest.raises(ValueError, match="mix must be in"):
-        diffusion.sandwiched(logp, masked, t, jnp.ones(2), valid, mix=1.5)
-    with pytest.raises(ValueError, match="advantages must have shape"):
-        diffusion.sandwiched(logp, masked, t, jnp.ones(3), valid)
-    with pytest.raises(ValueError, match="at least one draw"):
-        diffusion.elbo(logp[:0], masked[:0], t[:0])
-
-
-@for_each("masks", ["independent", "exact", "complementary", "quadrature"])
-def test_each_pass_has_draws_of_its_own(masks):
-    """Those of a pass estimate alone, and all of them the mean."""
-    one, two = (
-        diffusion.elbo_likelihood(samples=2, masks=masks, passes=passes) for passes in (1, 2)
-    )
-    key, valid, prompt = jax.random.key(0), jnp.ones((1, 9), bool), jnp.ones((1, 2), bool)
-    draws = two.draw(key, valid, prompt)
-    alone = [one.draw(k, valid, prompt) for k in jax.random.split(key, 2)]
-    count = len(alone[0].t)
-    assert two.passes == 2 and len(draws.t) == 2 * count
-    logp = -jnp.arange(count * 9.0).reshape(count, 1, 9)
-    estimates = []
-    for n, draw in enumerate(alone):
-        part = jax.tree.map(lambda x, n=n: x[n * count : (n + 1) * count], draws)
-        jax.tree.map(np.testing.assert_array_equal, part, draw)
-        estimates.append(two.estimate(logp, part, valid, advantages=None))
-        expected = one.estimate(logp, draw, valid, advantages=None)
-        np.testing.assert_array_equal(estimates[-1], expected)
-    whole = two.estimate(jnp.tile(logp, (2, 1, 1)), draws, valid, advantages=None)
-    np.testing.assert_allclose(whole, np.mean(estimates, axis=0), rtol=1e-6)

@@ -10,7 +10,6 @@ from jaxrl_llm.preferences import (
     bradley_terry,
     last_token_value,
     listed_rewards,
-    pair_logistic,
     paired_rewards,
     process_reward,
     soft_bradley_terry,
@@ -58,15 +57,6 @@ def test_absent_pairs_are_not_read():
         assert np.isfinite(slope).all() and slope[1] == 0
         soft = soft_bradley_terry(w, L, m, where=where)
         assert np.isfinite(soft).all() and soft[1] == 0
-
-
-def test_a_ranked_group_counts_as_much_as_a_pair():
-    """InstructGPT's loss is that of all pairs, divided by their number; ranks are labels."""
-    rewards, ranks = np.array([0.4, -0.3, 1.2, 0.0]), np.array([2, 3, 1, 2])
-    pairs = [(i, j) for i in range(4) for j in range(4) if ranks[i] < ranks[j]]
-    expected = np.mean([bradley_terry(rewards[i], rewards[j]) for i, j in pairs])
-    assert len(pairs) == 5  # the tied two are no pair
-    close(pair_logistic(rewards, -ranks, reduce="mean"), expected, rtol=1e-6)
 
 
 def test_steps_are_read_at_their_last_token():

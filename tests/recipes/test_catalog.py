@@ -164,20 +164,6 @@ def in_part(key):
     return dataclasses.replace(catalog.select(name=key)[0], missing="a teacher")
 
 
-def test_a_table_for_the_readme_says_what_is_missing_and_who_confirmed_what():
-    lines = catalog.as_table(style="markdown").splitlines()
-    assert len(lines) == len(catalog.CATALOG) + 2
-    assert {line.count("|") for line in lines} == {8}
-    rows = {line.split("`")[1]: line for line in lines[2:]}
-    assert "[2402.03300](https://arxiv.org/abs/2402.03300)" in rows["grpo"]
-    assert "| whole |" in rows["gspo"]
-    assert "| not: a teacher |" in catalog.as_table([in_part("gspo")], style="markdown")
-    assert "TRL 1.16.0 (`top_fraction_token_mask`)" in rows["d3s"]
-    assert "maxrl c0698eb (k=1 or 2 or 3; loo=True)" in rows["pkpo"]
-    with pytest.raises(ValueError, match="Did you mean 'markdown'"):
-        catalog.as_table(style="markdwn")
-
-
 @for_each(
     ("options", "keys"),
     [
@@ -195,19 +181,6 @@ def test_methods_are_found_by_kind_and_name(options, keys):
     else:
         with pytest.raises(ValueError, match="no method matches 'GSPO t'"):
             catalog.select(**options)
-
-
-@for_each(
-    ("options", "words"),
-    [
-        ({"kind": "surogate"}, "kind must be one of .*Did you mean 'surrogate'"),
-        ({"name": "gspoo"}, "no method matches 'gspoo'. Did you mean 'gspo'"),
-        ({"name": "grpo", "kind": "rollout"}, "no method of kind 'rollout' matches 'grpo'"),
-    ],
-)
-def test_what_no_method_matches_is_said(options, words):
-    with pytest.raises(ValueError, match=f"methods: {words}"):
-        catalog.select(**options)
 
 
 def test_a_method_is_whole_with_a_preset_or_commands_and_nothing_missing():

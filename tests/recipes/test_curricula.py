@@ -8,6 +8,7 @@ from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, PromptBelief
+from jaxrl_llm.curation.collectors.protocol import width_of
 from jaxrl_llm.testing.cases import make_case
 
 RATES = np.linspace(0.02, 0.98, 49)  # 0.5 is prompt 24, 0.34 is prompt 16
@@ -63,14 +64,15 @@ def test_insight_leaves_what_it_knows():
     assert asked(jr.recipes.insight().collector, belief)[0] == 30
 
 
-@for_each("name", ["vade", "mopps", "insight", "learnability"])
+@for_each("name", ["vade", "mopps", "insight", "learnability", "v0_budget", "rollout_gdro"])
 def test_the_loss_is_that_of_grpo(name):
     options = {"dual_clip": None, "entropy_coef": 0.0} if name == "mopps" else {}
-    recipe = getattr(jr.recipes, name)(eps_high=0.2, **options)
+    recipe = getattr(jr.recipes, name)(eps_high=0.2, **options).replace(regularizers=())
     plain = jr.recipes.grpo(kl_coef=0.0).replace(weights=jr.aggregate.token_mean)
     case = make_case()
     losses = [r.loss(case.logp, r.prepare(case.batch, r.init())[0]) for r in (recipe, plain)]
     assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-6)
+    assert (width_of(recipe.collector, 8) > 8) == (name in ("v0_budget", "rollout_gdro"))
 
 
 @for_each(
@@ -106,17 +108,3 @@ def test_the_majority_stands_in_for_the_label():
     got = recipe.prepare(batch, recipe.init())[0].advantages
     np.testing.assert_allclose(got, jr.advantages.grpo(jnp.asarray(rewards)), atol=1e-6)
     assert "answer_ids" in recipe.required_fields
-
-
-@for_each("name", ["v0_budget", "rollout_gdro"])
-def test_presets_that_allocate_rollouts_have_the_loss_of_grpo(name):
-    case = make_case()
-    ours = getattr(jr.recipes, name)(eps_high=0.3).replace(regularizers=())
-    plain = jr.recipes.dapo(dynamic_sampling=False).replace(
-        surrogate=jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.3)
-    )
-    losses = []
-    for recipe in (ours, plain):
-        batch, _ = recipe.prepare(case.batch, recipe.init())
-        losses.append(float(recipe.loss(case.logp, batch)))
-    assert losses[0] == losses[1] and ours.collector.width(8) > 8

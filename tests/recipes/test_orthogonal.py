@@ -1,23 +1,23 @@
-"""Any advantage with any surrogate, correction and weighting: it trains, or is refused at once."""
+"""Any advantage with any surrogate, correction and weighting keeps the laws, or is refused at once.
+
+Without a meaning is what weighs the same mismatch twice, or gives each token a number of its own
+where the surrogate has one ratio a response.
+"""
 
 import collections
 import itertools
 import random
 
-import jax
-import numpy as np
-import optax
 import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits_of
 from jaxrl_llm.recipes import PRESETS, Recipe, catalog, wiring
 from jaxrl_llm.testing import assert_recipe_ok, cases
-from jaxrl_llm.testing.model_checks import model, model_case
-from jaxrl_llm.train import init_critic, init_state, make_step
 
 A, S, C, W = jr.advantages, jr.surrogates, jr.corrections, jr.aggregate
-STEPS, COMBINATIONS = 2, 70
+
+COMBINATIONS = 70
 
 ADVANTAGES = {
     "grpo": jr.stateless(A.grpo),
@@ -153,58 +153,6 @@ def draw() -> tuple[list[Slots], list[Slots]]:
 GOOD, BAD = draw()
 
 
-def train(recipe: Recipe, steps: int = STEPS) -> None:
-    """Trains the tiny model and holds it to finite numbers, and to weights that move."""
-    network, params = model()
-    batch, optimizer, critic = model_case(recipe).batch, optax.adam(1e-3), {}
-    # What the step computes itself is left to it; a frozen reference is not part of it.
-    computed = {k for k in recipe.step_fields if not k.startswith("ref_")}
-    brought = {k: x for k, x in batch.extras.items() if k not in computed}
-    taught = recipe.computed_from("teacher")
-    if taught:
-        brought |= {k: batch.extras[k] for k in ("teacher_prompt_tokens", "teacher_prompt_mask")}
-    batch = batch.replace(extras=brought)
-    if recipe.critic is not None:
-        heads = recipe.critic.heads
-        critic["critic"] = init_critic(network, params, heads=heads, key=jax.random.key(1))
-        critic["critic_optimizer"] = optax.adam(1e-3)
-    state = init_state(params, optimizer, recipe, key=jax.random.key(0), **critic)
-    critic.pop("critic", None)
-    first = 0 if recipe.critic is None else recipe.critic.warmup  # in which the policy waits
-    state = state._replace(step=state.step + first)
-    step = make_step(network, recipe, optimizer, remat="none", **critic)
-    for _ in range(steps):
-        state, metrics = step(state, batch)
-    for name, value in metrics.items():
-        assert np.isfinite(value), f"{name} is {value}"
-    for leaf in jax.tree.leaves((state.params, state.algo_state, state.critic, state.reference)):
-        assert np.isfinite(np.asarray(leaf, np.float64)).all()
-    assert int(state.step) == first + steps
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, params)
-    assert max(jax.tree.leaves(moved)) > 0
-
-
-def some_that_train() -> list[Slots]:
-    """The combinations in which a function stands first."""
-    seen, chosen = set(), []
-    for choice in GOOD:
-        if not seen.issuperset(enumerate(choice)):
-            chosen.append(choice)
-        seen.update(enumerate(choice))
-    return chosen
-
-
-# A training compiles a model; the laws of arrays hold for all.
-TRAINED = some_that_train()
-
-
-@pytest.mark.slow
-@pytest.mark.of_many
-@pytest.mark.parametrize("choice", TRAINED, ids=" x ".join)
-def test_a_combination_trains(choice):
-    train(compose(choice))
-
-
 @pytest.mark.slow
 @pytest.mark.of_many
 @pytest.mark.parametrize("choice", GOOD, ids=" x ".join)
@@ -231,7 +179,6 @@ def test_combinations_without_a_meaning_are_refused_with_the_reason():
 
 def test_the_combinations_hold_every_function():
     for place, pool in enumerate((ADVANTAGES, SURROGATES, CORRECTIONS, WEIGHTS)):
-        assert {choice[place] for choice in TRAINED} == {choice[place] for choice in GOOD}
         assert {choice[place] for choice in GOOD} == set(pool)
 
 

@@ -115,18 +115,6 @@ def test_the_penalty_of_dro_acts_from_the_second_update_on():
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
 
 
-@for_each("name", ["bypass_mode=True", "loss_type=reinforce"])
-def test_rows_of_a_loss_of_verl_have_its_mean_and_no_other_term(name):
-    recipe = recipe_of("verl", f"algorithm.rollout_correction.{name}")
-    assert recipe.weights == jaxrl_llm.aggregate.token_mean and recipe.regularizers == ()
-
-
-def test_rows_of_kto_read_single_labeled_responses():
-    rows = [row for row in catalog.PEER_NAMES if row.setting == "KTOConfig.loss_type"]
-    collectors = {recipe_of(row.peer, str(row)).collector for row in rows}
-    assert len(rows) == 2 and collectors == {jaxrl_llm.curation.offline_labels()}
-
-
 def recipe_of(peer, name):
     """The recipe of a row."""
     (row,) = [row for row in catalog.PEER_NAMES if (row.peer, str(row)) == (peer, name)]
@@ -261,27 +249,17 @@ def test_a_name_is_found_however_it_is_written(text):
     assert ours(text) == ["jr.advantages.rloo"]
 
 
-def test_without_a_peer_all_peers_are_searched():
-    assert {row.peer for row in catalog.find_peer_names("cispo")} >= {"TRL", "verl", "slime"}
-    assert {row.peer for row in catalog.find_peer_names("loss_mode=cispo")} == {"verl"}
+FIRST_DAY = """
+verl:critic.optim.lr TrainConfig.critic; verl:model.lora_rank LoRAConfig.rank;
+verl:save_freq CheckpointConfig.every; verl:test_freq EvaluationConfig.every;
+verl:trainer.logger ReportConfig.sinks; verl:total_epochs TrainConfig.steps;
+verl:total_training_steps TrainConfig.steps; TRL:peft_config LoRAConfig.rank;
+TRL:report_to ReportConfig.sinks; TRL:save_steps CheckpointConfig.every;
+TRL:eval_steps EvaluationConfig.every
+"""
 
 
-@for_each(
-    ("text", "option"),
-    [
-        ("verl:critic.optim.lr", "TrainConfig.critic"),
-        ("verl:model.lora_rank", "LoRAConfig.rank"),
-        ("verl:save_freq", "CheckpointConfig.every"),
-        ("verl:test_freq", "EvaluationConfig.every"),
-        ("verl:trainer.logger", "ReportConfig.sinks"),
-        ("verl:total_epochs", "TrainConfig.steps"),
-        ("verl:total_training_steps", "TrainConfig.steps"),
-        ("TRL:peft_config", "LoRAConfig.rank"),
-        ("TRL:report_to", "ReportConfig.sinks"),
-        ("TRL:save_steps", "CheckpointConfig.every"),
-        ("TRL:eval_steps", "EvaluationConfig.every"),
-    ],
-)
+@for_each("text, option", [row.split() for row in FIRST_DAY.split(";")])
 def test_options_of_the_first_day_are_found(text, option):
     assert ours(text) == [f"jr.train.{option}"]
 

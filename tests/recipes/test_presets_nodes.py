@@ -5,7 +5,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from preset_cases import batch_of, near
+import preset_cases
+from preset_cases import batch_of, double, near, z
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -41,24 +42,19 @@ def make_batch() -> tuple[np.ndarray, Batch]:
 
 
 def group_advantages(batch):
-    r = np.float64(batch.rewards)
-    r = (r - r.mean(-1, keepdims=True)) / (r.std(-1, ddof=1, keepdims=True) + 1e-6)
-    return np.broadcast_to(r[..., None], (P, G, T))
+    return np.broadcast_to(z(*double(batch.rewards))[..., None], (P, G, T))
 
 
 def clip(logp, batch, advantages, high, dual=1e9):
-    ratio = np.exp(np.float64(logp) - np.float64(batch.old_logp))
-    loss = -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1 + high) * advantages)
-    return np.where(advantages < 0, np.minimum(loss, -dual * advantages), loss)
+    x, old = double(logp, batch.old_logp)
+    return preset_cases.clip(np.exp(x - old), advantages, high=1 + high, dual=dual)
 
 
 def k3(logp, batch):
-    difference = np.float64(batch.ref_logp) - np.float64(logp)
-    return np.exp(difference) - 1 - difference
+    return preset_cases.k3(*double(logp, batch.ref_logp))
 
 
 def masa(logp, batch, entropy):
-    del entropy
     return clip(logp, batch, group_advantages(batch), 0.28, 10.0)[np.asarray(batch.mask)].mean()
 
 
@@ -75,7 +71,6 @@ def epo(logp, batch, entropy):
 
 def branch_grpo(logp, batch, entropy):
     """Depth by depth over the nodes of a group; the extreme half of the leaves trains."""
-    del entropy
     mask, rewards = np.asarray(batch.mask), np.float64(batch.rewards)
     advantages, trains = np.zeros((P, G, T)), np.zeros((P, G, T), bool)
     for p in range(P):
@@ -113,7 +108,6 @@ def paths(batch):
 
 def spo_tree(logp, batch, entropy):
     """Segments whose siblings differ, whitened; each token once, if it was not certain."""
-    del entropy
     mask, rewards = np.asarray(batch.mask), np.float64(batch.rewards)
     raw, trains = np.zeros((P, G, T)), np.zeros((P, G, T), bool)
     for p, rows in enumerate(paths(batch)):
@@ -138,7 +132,6 @@ def spo_tree(logp, batch, entropy):
 
 def polychromic(logp, batch, entropy):
     """Every pair of a group; no answer adds none."""
-    del entropy
     advantages = np.zeros((P, G, T))
     for p in range(P):
         ids, r = np.asarray(batch.extras["answer_ids"][p]), np.float64(batch.rewards[p])
@@ -156,7 +149,6 @@ def by_hand(advantages, high=0.2):
     """The token mean of the clipped loss with advantages of turns ``[P, G, 2]``."""
 
     def loss(logp, batch, entropy):
-        del entropy
         of_tokens = np.repeat(advantages(batch), 2, axis=-1)
         return clip(logp, batch, of_tokens, high)[np.asarray(batch.mask)].mean()
 
@@ -221,7 +213,6 @@ def portool(batch):
 
 def srpo_vla(logp, batch, entropy):
     """One center: no two successes are near each other."""
-    del entropy
     r, e = np.float64(batch.rewards), np.float64(batch.extras["embeddings"])
     shaped = np.where(r > 0.5, 1.0, 0.0)
     for p in range(P):
@@ -235,7 +226,6 @@ def srpo_vla(logp, batch, entropy):
 
 def arpo(logp, batch, entropy):
     """A token has the mean advantage of the rollouts that share it."""
-    del entropy
     mask, nodes = np.asarray(batch.mask), np.array(NODES)
     outcome, out = group_advantages(batch), np.zeros((P, G, T))
     for p, g, t in np.argwhere(mask):
@@ -246,7 +236,6 @@ def arpo(logp, batch, entropy):
 
 def seeupo(logp, batch, entropy):
     """All turns in one step: a ratio a rollout, advantages normalized over the batch."""
-    del entropy
     mask, r = np.asarray(batch.mask), np.float64(batch.rewards)
     a = r - r.mean(-1, keepdims=True)
     a = np.clip((a - a.mean()) / (a.std(ddof=1) + 1e-8), -3, 3)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 
+import numpy as np
 import pytest
 from rows import for_each
 
@@ -127,35 +128,42 @@ def test_a_state_that_does_not_pickle():
         check_env(Closure(), [{}], ["a"])
 
 
-def test_an_episode_that_goes_on_after_its_end():
-    class Reviving(Listing):
-        def step(self, state, action):
-            after = [*state, action.text]
-            return after, Observation(message(), done=len(after) == 2)
+class Told(Listing):
+    """A step is a function of all texts so far."""
 
-    with pytest.raises(AssertionError, match="turn 1, .*: the episode has ended, .* must return"):
-        check_env(Reviving(), [{}], ["a"])
+    def __init__(self, told):
+        self.told = told
 
-
-def test_every_ending_that_a_reply_reaches_is_checked():
-    class Forgiving(Listing):
-        """It ends at a wrong reply, and forgets that it has."""
-
-        def step(self, state, action):
-            wrong = action.text == "no" and not state
-            return [*state, action.text], Observation(message(), done=wrong)
-
-    with pytest.raises(AssertionError, match="turn 0, reply 'no': the episode has ended"):
-        check_env(Forgiving(), [{}], ["yes", "no"])
+    def step(self, state, action):
+        texts = [*state, action.text]
+        return texts, self.told(texts)
 
 
-def test_a_step_that_gives_no_observation():
-    class Telling(Listing):
-        def step(self, state, action):
-            return state, "You lose."
-
-    with pytest.raises(AssertionError, match="turn 0: it gave a str, not an Observation"):
-        check_env(Telling(), [{}], ["a"])
+@for_each(
+    ("told", "replies", "reason"),
+    [
+        (lambda texts: "You lose.", "a", "turn 0: it gave a str, not an Observation"),
+        # It goes on after its end, and after an end that only one of the replies reaches.
+        (
+            lambda texts: Observation(message(), done=len(texts) == 2),
+            "a",
+            "turn 1, .*: the episode has ended, .* must return",
+        ),
+        (
+            lambda texts: Observation(message(), done=texts == ["b"]),
+            "ab",
+            "turn 0, reply 'b': the episode has ended",
+        ),
+        (
+            lambda texts: Observation([], reward=np.nan if texts[-1] == "b" else 1.0, done=True),
+            "ab",
+            "turn 0, reply 'b': reward is nan, not a finite",
+        ),
+    ],
+)
+def test_every_reply_at_a_state_is_checked(told, replies, reason):
+    with pytest.raises(AssertionError, match=reason):
+        check_env(Told(told), [{}], list(replies))
 
 
 class Limited(Listing):
@@ -223,16 +231,6 @@ def test_a_live_instance_is_compared_with_one_that_has_replayed_its_actions():
 
     with pytest.raises(AssertionError, match="a second step with the same state"):
         check_env(Shared(), [{}], ["a"])
-
-
-def test_every_reply_at_a_state_is_checked():
-    class Picky(Listing):
-        def step(self, state, action):
-            reward = float("nan") if action.text == "b" else 1.0
-            return [*state, action.text], Observation([], reward=reward, done=True)
-
-    with pytest.raises(AssertionError, match="turn 0, reply 'b': reward is nan, not a finite"):
-        check_env(Picky(), [{}], ["a", "b"])
 
 
 def test_an_async_step_and_parsed_replies():

@@ -19,7 +19,7 @@ from jaxrl_llm.data import PromptSet
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Computed, catalog
 from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, loop_checks, tiny_model
-from jaxrl_llm.train import DataConfig, EvaluationConfig, LoRAConfig, OptimizerConfig
+from jaxrl_llm.train import DataConfig, LoRAConfig, OptimizerConfig
 from jaxrl_llm.train.config import find_prompts
 from jaxrl_llm.train.fields import needs_environment
 from jaxrl_llm.train.run_data import warn_of_warmup
@@ -156,25 +156,6 @@ def test_a_loss_that_is_no_number_fails(steps):
         assert_loop_runs_whole(recipe, steps=steps)
 
 
-def mean_of_each_prompt():
-    """A running mean of the rewards of each prompt, from 0 on."""
-
-    def update(rewards, means, *, prompt_ids, where, **context):
-        now = jr.core.masking.masked_mean(rewards, where, axis=-1)
-        return rewards - means[prompt_ids][:, None], means.at[prompt_ids].set(
-            0.9 * means[prompt_ids] + 0.1 * now
-        )
-
-    return jr.Transform(lambda: jnp.zeros(10), update)
-
-
-@pytest.mark.slow
-def test_a_tracker_that_begins_with_zeros_passes():
-    assert_loop_runs_whole(
-        jr.recipes.grpo().replace(name="tracker", advantage=mean_of_each_prompt())
-    )
-
-
 @pytest.mark.slow
 def test_a_collector_that_helps_where_all_fail_passes_by_default():
     assert_loop_runs_whole("ghpo")
@@ -258,25 +239,6 @@ def test_what_stays_has_not_moved(value):
     assert loop_checks._differ([np.nan], [0.0]) and loop_checks._differ([0.0], [np.nan])
 
 
-class Forgets(type(REPLAYED)):
-    """Stores groups and brings none back."""
-
-    def _count(self, state, collection):
-        return 0
-
-
-@pytest.mark.slow
-def test_a_replay_that_brings_nothing_back_fails():
-    recipe = jr.recipes.grpo().replace(name="forgets", collector=Forgets(share=0.5, capacity=16))
-    with pytest.raises(AssertionError, match="'forgets': no stored group is in a batch"):
-        assert_loop_runs_whole(recipe)
-
-
-@pytest.mark.slow
-def test_a_collector_that_drops_nothing_passes():
-    assert_loop_runs_whole(jr.recipes.grpo().replace(collector=jr.curation.in_order()))
-
-
 @pytest.mark.slow
 def test_an_adapter_moves_if_it_learns():
     config = dataclasses.replace(
@@ -330,17 +292,3 @@ def test_a_rule_that_begins_after_the_run_warns(name, first, words):
     with pytest.warns(UserWarning, match=words):
         warn_of_warmup(config, recipe)
     warn_of_warmup(dataclasses.replace(config, steps=first + 1), recipe)  # without a warning
-
-
-@pytest.mark.slow
-def test_the_example_of_help_gives_hints(tmp_path):
-    config = dataclasses.replace(
-        example("hard"),
-        model=one_layer,
-        recipe="ghpo",
-        steps=2,
-        evaluation=EvaluationConfig(enabled=False),
-        run_dir=str(tmp_path),
-    )
-    history = jr.train.train(config).history
-    assert all(row["rollouts/hinted"] > 0 for row in history)
