@@ -145,13 +145,6 @@ def test_a_floor_keeps_the_sign():
     assert float(reshaped(np.ones(3), mask, old_entropy=entropy)[2]) == 0.0
 
 
-def test_factors_have_the_mean_one_unless_a_floor_raises_them():
-    mask, entropy = np.ones((3, 1), bool), np.array([[0.1], [0.1], [1.0]])
-    for floor, mean in ((None, 1.0), (0.0, 1.75 * 2 / 3)):
-        factors = reshaped(np.ones(3), mask, old_entropy=entropy, floor=floor)
-        close(factors.mean(), mean, rtol=1e-5)
-
-
 @for_each("junk", JUNK)
 def test_dropped_rollouts_and_tokens_are_not_read(junk):
     mask = np.array([[True, False], [True, True], [True, True]])

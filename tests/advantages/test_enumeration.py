@@ -3,14 +3,13 @@
 import itertools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cheap import close
 from rows import for_each
 
-from jaxrl_llm.advantages import dr_grpo, grpo_passk, jspo, maclaurin, maxrl, pkpo, rloo
+from jaxrl_llm.advantages import dr_grpo, grpo_passk, maclaurin, maxrl, pkpo, rloo
 
 N = 4
 ARMS = np.array(list(itertools.product(range(3), repeat=N)))
@@ -61,27 +60,6 @@ def test_pkpo_is_the_gradient_of_pass_at_k_over_k(values, k):
     close(expectation(lambda r: pkpo(r, k=k), values), want, atol=1e-6)
 
 
-@for_each("k", [1, 2, 3, 4])
-def test_pkpo_is_the_gradient_of_the_expected_maximum_over_k(k):
-    levels = np.asarray(LEVELS, np.float64)
-    order = np.argsort(levels)
-
-    def best(p):
-        powers = np.diff(np.cumsum(p[order]) ** k, prepend=0.0)
-        return np.sum(powers * levels[order]) / k
-
-    got = expectation(lambda r: pkpo(r, k=k, threshold=None), LEVELS)
-    close(got, gradient(best), atol=1e-6)
-
-
-def test_the_further_leave_one_out_of_pkpo_is_biased_above_k_1():
-    values, p = BINARY[1], right(BINARY[1])
-    for k in (1, 2, 3):
-        want = gradient(lambda probabilities, k=k: (1 - (1 - p(probabilities)) ** k) / k)
-        got = expectation(lambda r, k=k: pkpo(r, k=k, loo=True), values)
-        assert np.allclose(got, want, atol=1e-6) == (k == 1)
-
-
 def test_the_bias_of_the_specification():
     # Two arms, success probability .3: in d/dp the estimate is .70 without and .80 with it.
     p, n, k = 0.3, 4, 2
@@ -124,23 +102,3 @@ def test_the_lead_of_the_best_is_the_gradient_of_the_expected_best(values):
 
     got = expectation(lambda r: grpo_passk(r, scale="none"), values, total=True)
     close(got, gradient(best), atol=1e-6)
-
-
-def test_pooling_over_prompts_is_unbiased():
-    # Three prompts with two rollouts each: every batch, and the gradient of each prompt.
-    policies = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
-    values = np.array([LEVELS, [1.0, 1.0, 0.0], [0.0, 1.0, 0.5]])
-    arms = np.array(list(itertools.product(range(3), repeat=6))).reshape(-1, 3, 2)
-    prompts = np.arange(3)[:, None]
-    chance = policies[prompts, arms].prod((-1, -2))
-    rewards = np.asarray(values[prompts, arms], jnp.float32)
-    advantages = np.asarray(jax.jit(jax.vmap(jspo))(rewards), np.float64)
-    scores = np.eye(3)[arms] - policies[:, None]
-    got = np.einsum("b,bpi,bpia->pa", chance, advantages, scores) / 2
-    want = policies * (values - (policies * values).sum(-1, keepdims=True))
-    close(got, want, atol=1e-6)
-    # It is another estimator than leaving one out, and here one of less variance.
-    per_batch = np.einsum("bpi,bpia->bpa", advantages, scores) / 2
-    other = np.einsum("bpi,bpia->bpa", np.asarray(rloo(rewards)), scores) / 2
-    variance = [(chance[:, None, None] * (x - want) ** 2).sum() for x in (per_batch, other)]
-    assert variance[0] < variance[1]

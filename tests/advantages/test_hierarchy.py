@@ -67,26 +67,6 @@ def test_equals_the_loop_over_segments():
             assert not found[~keep].any()
 
 
-def test_without_a_switch_it_is_gae_and_with_every_switch_one_step():
-    rng = np.random.default_rng(1)
-    r, v, w = rng.normal(size=(3, 2, 5)).astype(np.float32)
-    options = {"gamma": 0.9, "action_lam": 0.7}
-    none = adv.hae(r, v, w, w, np.zeros((2, 5), bool), **options)
-    plain = adv.gae(r, v, np.ones((2, 5), bool), gamma=0.9, lam=0.7)
-    close(none.action, plain, atol=1e-5)
-    every = adv.hae(r, v, w, w, np.ones((2, 5), bool), **options)
-    after = np.append(w[:, 1:], np.zeros((2, 1)), -1)
-    close(every.action, r + 0.9 * after - v, atol=1e-5)
-
-
-def test_perfect_critics_leave_nothing():
-    r = np.array([[0.0, 0, 1.0, 0.5]])
-    v = adv.turn_returns(r, gamma=0.5)
-    out = adv.hae(r, v, v, v, np.array([[True, False, True, False]]), gamma=0.5)
-    for x in (out.action, out.subgoal, out.switch):
-        close(x, 0, atol=1e-6)
-
-
 def test_tokens_by_what_they_are_a_part_of():
     rng = np.random.default_rng(2)
     r, v, w, u = rng.normal(size=(4, 2, 3)).astype(np.float32)

@@ -164,31 +164,6 @@ def test_process_rewards_of_tokens_join_the_outcome(normalize):
     assert np.any(expected[1:]) and not np.any(expected[0])
 
 
-def test_a_reward_model_that_is_its_reference_leaves_the_outcome():
-    prm, _, mask, _, rewards, where = arrays(6)
-    ours = of_tokens(rewards, prm_logp=prm, ref_logp=prm, mask=mask, where=where)
-    outcome = np.asarray(rloo(rewards, where=where))[..., None] * mask
-    close(ours, outcome, atol=1e-6)
-    assert np.any(outcome)
-    # What the last token says has no reward: the outcome is there.
-    last = np.zeros_like(mask)
-    for p, g in np.ndindex(P, G):
-        last[p, g, np.flatnonzero(mask[p, g])[-1]] = True
-    same = of_tokens(rewards, prm_logp=prm + 9.0 * last, ref_logp=prm, mask=mask, where=where)
-    close(same, outcome, atol=1e-6)
-    other = of_tokens(rewards, prm_logp=prm + 9.0 * ~last, ref_logp=prm, mask=mask, where=where)
-    assert np.abs(np.asarray(other) - outcome).max() > 0.1
-
-
-def test_normalized_process_rewards_have_no_scale():
-    prm, ref, mask, _, rewards, where = arrays(7)
-    given = {"prm_logp": prm, "ref_logp": ref, "mask": mask, "where": where}
-    one, ten = (of_tokens(rewards, beta=beta, **given) for beta in (1.0, 10.0))
-    close(one, ten, atol=1e-4)
-    plain = [of_tokens(rewards, beta=beta, normalize=False, **given) for beta in (1.0, 10.0)]
-    assert np.abs(np.subtract(*plain)).max() > 1.0
-
-
 @for_each("frozen", [True, False])
 def test_the_cross_entropy_is_that_of_each_outcome(frozen):
     prm, old, mask, _, rewards, where = arrays(8)

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from cheap import close, equal, put, quick
+from cheap import close, equal, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -81,31 +81,6 @@ def test_one_pivot_a_group_with_advantage_zero(rewards, where):
         if keep.any():
             first = np.flatnonzero(keep & (row == lower_median(row[keep])))[0]
             assert at[first]
-
-
-@quick
-@given(rewards=eighths, where=kept, shift=st.integers(-16, 16))
-def test_ignores_a_shift_and_has_half_on_either_side(rewards, where, shift):
-    out = np.asarray(compiled(rewards, where=where))
-    close(compiled(rewards + np.float32(shift), where=where), out, rtol=1e-4, atol=1e-4)
-    count = where.sum(-1)
-    assert ((out < 0).sum(-1) <= count / 2).all()
-    assert ((out > 0).sum(-1) <= count / 2).all()
-
-
-def test_an_outlier_above_the_median_moves_neither_median_nor_the_others():
-    rewards = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
-    before = mc_grpo(rewards)
-    after = mc_grpo(put(rewards, 4, 1e4))
-    equal(before[:4], after[:4])
-    assert after[4] > 1e4
-
-
-def test_rescaling_makes_up_for_the_rollouts_without_advantage():
-    rewards = np.array([0.0, 0.0, 0.0, 1.0])
-    plain = mc_grpo(rewards, scale="none")
-    close(mc_grpo(rewards, scale="none", rescale_nonzero=True), 4 * plain)
-    assert not mc_grpo(np.full(4, 0.1), rescale_nonzero=True).any()
 
 
 def test_the_pivot_is_one_of_the_kept():

@@ -140,22 +140,3 @@ def test_on_policy_all_of_them_are_gae():
     close(one, full, **near)
     steps = adv.n_step_returns(rewards, values, mask, n=7, gamma=0.9)
     close(steps, np.where(mask, full + values, 0), **near)
-
-
-def test_turns_take_the_place_of_tokens():
-    """Two turns of several tokens are two tokens with the ratios of the turns."""
-    ids = np.array([[0, 0, 1, 1, 1]])
-    mask = np.array([[True, True, False, True, True]])
-    old, behavior = -np.array([[[0.1, 0.2, 9.0, 0.3, 0.4]], [[0.3, 0.2, 1.0, 0.1, 0.4]]])
-    turn = [adv.turn_sums(x, mask, turn_ids=ids, turns=2) for x in (old, behavior)]
-    out = adv.vtrace_returns(
-        np.array([[0.0, 1.0]]), np.array([[0.5, 0.25]]), np.ones((1, 2), bool),
-        old_logp=turn[0], behavior_logp=turn[1], gamma=0.9,
-    )  # fmt: skip
-    rho = np.exp([0.2, -0.2])
-    e1 = min(1, rho[1]) * (1 - 0.25)
-    e0 = min(1, rho[0]) * (0.9 * 0.25 - 0.5) + 0.9 * min(1, rho[0]) * e1
-    close(out, [[0.5 + e0, 0.25 + e1]], rtol=1e-5)
-
-
-X, MASK = np.ones((2, 3)), np.ones((2, 3), bool)

@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from cheap import close, equal, grad, normal, quick
+from cheap import close, equal, grad, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -14,7 +13,6 @@ from jaxrl_llm.advantages import (
     jspo,
     osla_continue,
     positive_part,
-    rloo,
     shrinkage_baseline,
     v05_baseline,
 )
@@ -86,21 +84,6 @@ def test_worked_numbers(prior, mean, n, baseline, weight):
     close(v05_baseline(rewards, prior=np.array(prior)), rewards - baseline, atol=1e-6)
 
 
-def test_all_right_still_trains_unless_the_variance_is_the_sample_s():
-    rewards, prior = np.ones((1, 4)), np.array([0.5])
-    close(v05_baseline(rewards, prior=prior), 0.125)
-    assert not v05_baseline(rewards, prior=prior, var="sample").any()
-    close(v05_baseline(rewards, prior=prior, var="max"), 0.125)
-    assert not v05_baseline(rewards, prior=prior, scale="group").any()
-
-
-def test_an_impossible_prior_is_neither_believed_forever_nor_divided_by():
-    rewards = np.array([[1.0, 1.0, 0.0, 1.0]] * 2)
-    baseline, weight = shrinkage_baseline(rewards, prior=np.array([0.0, 1.0]))
-    assert (np.asarray(weight) > 0.99).all()
-    close(baseline, 0.75, atol=2e-3)
-
-
 @for_each("var", ["prior", "sample", "max"])
 @for_each("scale", ["none", "group"])
 @quick
@@ -116,15 +99,6 @@ def test_fusion_equals_float64(var, scale, rewards, prior, where):
     ]
     close(baseline, [b for b, _ in rows], atol=2e-5)
     close(weight, [w for _, w in rows], atol=2e-4)
-
-
-def test_more_rollouts_leave_a_wrong_prior():
-    means = []
-    for n in (4, 16, 64, 256):
-        rewards = np.tile(np.array([1.0, 0.0]), n // 2)
-        means.append(float(shrinkage_baseline(rewards, prior=np.array(0.05))[0]))
-    assert means == sorted(means)
-    assert means[-1] == pytest.approx(0.5, abs=5e-3)
 
 
 def test_positive_part():
@@ -189,16 +163,3 @@ def test_pooling_of_equal_groups_as_in_the_authors_code():
     rewards = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
     # For the first: v = (1/4 + 0) / 2, s = 1/16, so the share is 2/3 of the pool's mean 1/4.
     close(pooled(rewards), [[0.5, 0.5], [-1.0, 1.0], [-0.5, -0.5]], atol=2e-5)
-
-
-def test_pooling_without_another_group_is_rloo_and_ignores_a_shift():
-    rewards = normal(0, (1, 5))
-    close(pooled(rewards), rloo(rewards), rtol=1e-5)
-    only = np.arange(4)[:, None] == 1
-    many = normal(1, (4, 5))
-    where = np.broadcast_to(only, many.shape)
-    close(pooled(many, where=where), rloo(many, where=where), rtol=1e-5)
-    close(pooled(many + 2.0), pooled(many), rtol=1e-4, atol=1e-5)
-    order = np.array([2, 0, 3, 1])
-    close(pooled(many[order]), pooled(many)[order], rtol=1e-4, atol=1e-5)
-    close(pooled(many.reshape(2, 2, 5)).reshape(4, 5), pooled(many), rtol=1e-5, atol=1e-6)

@@ -7,7 +7,6 @@ import pytest
 from cheap import close, equal, grad
 from rows import for_each
 
-import jaxrl_llm as jr
 from jaxrl_llm.advantages import gigpo, grpo, hgpo, rloo, salt, similar_states
 
 STATIC = ("scale", "episode", "singleton")
@@ -147,13 +146,6 @@ def test_without_shared_states_gigpo_is_grpo_and_hgpo_has_only_the_episode():
     close(with_episode, group, atol=1e-5)
 
 
-def test_hgpo_without_history_is_the_step_of_gigpo():
-    rewards, batch = sample(6)
-    step = gigpo_of(np.zeros_like(rewards), gamma=0.9, **batch)
-    out = hgpo_of(rewards, history=0, gamma=0.9, scale="none", **batch)
-    close(out, step, atol=1e-5)
-
-
 def test_a_lone_rollout_is_zero_or_raw():
     batch = {"turn_rewards": np.array([[1.0, 2.0]]), "state_ids": np.array([[0, 1]])}
     assert not np.asarray(gigpo_of(np.array([3.0]), **batch)).any()
@@ -273,13 +265,3 @@ def test_similar_states_are_clustered_in_order():
     texts = ["go north door", "go north door!", "a lamp", "go north door", "a lamp."]
     assert similar_states(texts, threshold=0.9).tolist() == [0, 0, 1, 0, 1]
     assert similar_states([], threshold=0.9).tolist() == []
-
-
-def test_ids_of_a_batch_are_compared_within_a_group():
-    """A state of one group is not that of another, whatever its number."""
-    rewards, batch = sample(10)
-    shifted = batch["state_ids"] + np.array([0, 100, 200])[:, None, None] * (
-        batch["state_ids"] >= 0
-    )
-    out = jr.advantages.gigpo(rewards, **batch | {"state_ids": shifted})
-    close(out, gigpo_of(rewards, **batch), atol=1e-6)

@@ -75,15 +75,6 @@ def test_equals_the_float64_reference(entropy):
         close(call(x), reference(x), atol=2e-6)
 
 
-def test_without_good_rollouts_or_at_the_target_nothing_changes():
-    x = sample(1)
-    spread = np.where(x["mask"] & x["where"][..., None], x["advantages"][..., None], 0.0)
-    for change in ({"rewards": np.zeros_like(x["rewards"])}, {"policy_entropy": jnp.float32(0.5)}):
-        equal(call(x | change), spread)
-    empty = call(x | {"where": np.zeros_like(x["where"])})
-    assert not np.asarray(empty).any()
-
-
 def test_the_entropy_may_come_from_a_controller():
     x = sample(2)
     spread = x | {"policy_entropy": np.full((SHAPE[0], 1, 1), 0.45)}

@@ -97,21 +97,6 @@ def test_equals_the_reference_with_duplicates_and_foreign_ids(ids, seed, per_row
     close(new.beta, beta, rtol=1e-5)
 
 
-def test_several_rows_of_one_prompt_may_stand_in_any_order():
-    rewards, rho = np.array([[1.0], [0.0], [1.0]]), np.array([0.9, 0.8, 0.7])
-    one = update(start(), np.array([2, 2, 0]), rewards, rho)
-    other = update(start(), np.array([0, 2, 2]), rewards[::-1], rho[::-1])
-    for a, b in zip(one, other, strict=True):
-        close(a, b, rtol=1e-6)
-
-
-def test_the_weight_tends_to_that_of_the_constant_factor():
-    state, ids = start(), np.array([0])
-    for step in range(80):
-        state = update(state, ids, np.array([[float(step % 2)]]), np.array([0.8]))
-    close(state.alpha[0] + state.beta[0], 1 / (1 - 0.8), rtol=1e-5)
-
-
 def test_a_foreign_id_changes_nothing_and_its_value_is_nan():
     state = start()
     for foreign in (-1, -3, 3, 1000):

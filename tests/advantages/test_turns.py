@@ -13,7 +13,6 @@ from jaxrl_llm.advantages import (
     equal_turns,
     grpo,
     mc_turns,
-    rloo,
     trloo,
     turn_grpo,
     turn_returns,
@@ -70,31 +69,6 @@ def test_equals_the_step_table(singleton, gamma):
         expected = reference(rewards, turn_where, where, gamma, singleton)
         close(out, expected, atol=2e-6)
         assert out.dtype == jnp.float32
-
-
-def test_a_gap_between_turns_earns_nothing_and_costs_a_discount():
-    where = np.array([True, False, True])
-    out = turn_returns(np.array([1.0, np.nan, 1.0]), turn_where=where, gamma=0.5)
-    assert out.tolist() == [1.25, 0.0, 1.0]
-
-
-def test_one_turn_is_rloo():
-    rewards, _, where = sample(3)
-    one = compiled(rewards[..., :1], where=where, singleton="zero")
-    close(one[..., 0], rloo(rewards[..., 0], where=where), atol=1e-6)
-
-
-def test_adds_up_to_zero_over_the_rollouts_of_a_turn():
-    rewards, turn_where, where = sample(4)
-    out = compiled(rewards, turn_where=turn_where, where=where, singleton="zero")
-    close(np.asarray(out).sum(-2), 0.0, atol=1e-5)
-
-
-def test_a_rollout_that_stopped_early_does_not_enter_later_turns():
-    rewards = np.array([[[1.0, 5.0], [0.0, 1.0], [0.0, 3.0]]])
-    turn_where = np.array([[[True, False], [True, True], [True, True]]])
-    out = compiled(rewards, turn_where=turn_where)
-    close(out[0, :, 1], [0.0, -2.0, 2.0], atol=1e-6)
 
 
 def test_returns_end_where_the_expert_is_left():

@@ -5,7 +5,7 @@ import numpy as np
 from cheap import close, grad, put
 from rows import for_each
 
-from jaxrl_llm.advantages import dr_grpo, opo, opob, vcpo_advantage
+from jaxrl_llm.advantages import opob, vcpo_advantage
 
 REWARDS = np.array([1.0, 0.0, 1.0, 1.0])
 NORMS = np.array([1.0, 4.0, 1.0, 2.0])
@@ -18,16 +18,6 @@ def test_worked_numbers():
     close(baseline(REWARDS, LOG_WEIGHTS, NORMS), 0.675127, atol=1e-6)
     close(baseline(REWARDS, np.zeros(4), NORMS), 0.5, atol=1e-6)
     close(baseline(REWARDS, np.zeros(4), np.ones(4)), 0.75, atol=1e-6)
-
-
-def test_it_minimizes_the_second_moment_of_the_weighted_gradient():
-    weights = np.exp(np.float64(LOG_WEIGHTS)) ** 2 * np.float64(NORMS)
-
-    def moment(b):
-        return weights @ (np.float64(REWARDS) - b) ** 2
-
-    best = float(baseline(REWARDS, LOG_WEIGHTS, NORMS))
-    assert moment(best) < min(moment(best - 1e-3), moment(best + 1e-3))
 
 
 @for_each("shift", [-200.0, 60.0, 500.0])
@@ -81,15 +71,6 @@ def test_equals_the_float64_reference(scale, proxy):
         scale=scale,
     )
     close(out, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_on_policy_with_the_proxy_it_is_opo_and_with_equal_norms_dr_grpo():
-    rewards, logp, _, mask, *_ = data(1)
-    options = {"old_logp": logp, "behavior_logp": logp, "mask": mask, "scale": "none"}
-    lengths = compiled(rewards, **options, grad_sq_norms=None)
-    close(lengths, opo(rewards, mask), atol=1e-5)
-    equal = compiled(rewards, **options, grad_sq_norms=np.full((3, 4), 7.0))
-    close(equal, dr_grpo(rewards), atol=1e-5)
 
 
 @for_each("value", [0.1, -3.3])

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cheap import close, value_and_grad
+from cheap import close, equal, value_and_grad
 from jax.test_util import check_grads
 from rows import for_each
 
-from jaxrl_llm.advantages import density_weights, dr_grpo, verpo
+from jaxrl_llm.advantages import density_weights, verpo
 
 STATIC = ("sigma", "difficulty", "delta", "gamma", "turn_weight")
 compiled = jax.jit(verpo, static_argnames=STATIC)
@@ -80,57 +80,13 @@ def test_equals_the_float64_reference(seed):
     close(call(x, **options), reference(x, **named), atol=3e-6)
 
 
-def test_without_tests_or_discount_it_is_dr_grpo():
-    x = sample(5)
-    x["turn_where"] = np.ones_like(x["turn_where"])
-    out = call(x, turn_weight=0.0, gamma=1.0)
-    expected = dr_grpo(x["rewards"], where=x["where"])[..., None]
-    close(out, np.broadcast_to(expected, out.shape), atol=1e-6)
-
-
 def test_a_single_turn_is_not_discounted_unless_told():
     x = sample(6, (2, 4, 1, 5))
     x["turn_where"][:], x["where"][:] = True, True
-    np.testing.assert_array_equal(call(x), call(x, gamma=1.0))
+    equal(call(x), call(x, gamma=1.0))
     assert (np.asarray(call(x)) != np.asarray(call(x, gamma=0.95))).any()
     x = sample(6)
-    np.testing.assert_array_equal(call(x), call(x, gamma=0.95))
-
-
-def test_tests_that_all_or_none_pass_cancel():
-    x = sample(7)
-    base = {**x, "test_where": np.zeros_like(x["test_where"])}
-    base["test_where"][:, :2] = True
-    # Far enough from the rates of the others, one more test changes no density.
-    base["test_passes"] = x["test_passes"].copy()
-    more = {**base, "test_where": base["test_where"].copy()}
-    more["test_where"][:, 2:4] = True
-    more["test_passes"] = base["test_passes"].copy()
-    more["test_passes"][..., 2], more["test_passes"][..., 3] = True, False
-    close(call(more, sigma=1e-3), call(base, sigma=1e-3), atol=1e-5)
-
-
-def test_copies_of_a_test_share_its_weight():
-    rates = np.array([0.5, 0.5, 0.5, 0.5, 0.0])
-    weights = np.asarray(density_weights(rates, difficulty=0.0))
-    close(weights, [0.25, 0.25, 0.25, 0.25, 1.0], rtol=1e-4)
-    single = density_weights(np.array([0.9, 0.4, 0.0]), difficulty=0.0, sigma=1e-3, delta=0.0)
-    close(single, 1.0, rtol=1e-6)
-
-
-def test_padding_of_tests_attempts_and_rollouts_changes_nothing():
-    x = sample(8)
-    pad = ((0, 0), (0, 1), (0, 2), (0, 3))
-    padded = {
-        "rewards": np.pad(x["rewards"], pad[:2], constant_values=np.nan),
-        "test_passes": np.pad(x["test_passes"], pad, constant_values=True),
-        "test_where": np.pad(x["test_where"], (pad[0], pad[3])),
-        "turn_where": np.pad(x["turn_where"], pad[:3]),
-        "where": np.pad(x["where"], pad[:2]),
-    }
-    out = np.asarray(call(padded))
-    close(out[:, :4, :3], call(x), atol=1e-6)
-    assert not out[:, 4:].any() and not out[:, :, 3:].any()
+    equal(call(x), call(x, gamma=0.95))
 
 
 def test_dropped_outcomes_are_never_read_in_value_or_gradient():
@@ -145,7 +101,7 @@ def test_dropped_outcomes_are_never_read_in_value_or_gradient():
     for junk in (1e4, np.nan, np.inf):
         other, gradient = run(np.where(taken, x["rewards"], np.float32(junk)))
         assert other == value
-        np.testing.assert_array_equal(gradient, slope)
+        equal(gradient, slope)
 
 
 def test_gradient_of_the_weights_and_of_the_outcome():
@@ -169,4 +125,4 @@ def test_constant_empty_and_eager():
     assert np.isfinite(call(none, delta=0.0)).all()
     close(call(x, verpo), call(x), atol=1e-6)
     half = {**x, "rewards": np.asarray(x["rewards"], jnp.bfloat16)}
-    np.testing.assert_array_equal(call(half), call(x))
+    equal(call(half), call(x))

@@ -1,6 +1,3 @@
-"""Makes `compiled_regularizers` importable for the tests of this folder."""
+"""Tests of this folder call the library as a step does."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
+from cheap import one_program_a_call  # noqa: F401

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import close, equal
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -19,16 +20,16 @@ BAND = {"turn_ids": TURNS, "history": HISTORY, "coef": 1.0, "low": 0.5, "high": 
     [(0, 1.0), (25, 0.873576), (50, 0.827067), (51, 0.753412), (75, 0.178504), (100, 0.039830)],
 )
 def test_weights_of_the_phases(epoch, weight):
-    np.testing.assert_allclose(reg.epo_phase_weight(epoch / 100), weight, atol=1e-6)
+    close(reg.epo_phase_weight(epoch / 100), weight, atol=1e-6)
 
 
 @for_each(("form", "penalty"), [("indicator", [0.1, 0.0, 0.1]), ("hinge", [0.01, 0.0, 0.05])])
 def test_worked_penalties(form, penalty):
     loss = reg.entropy_band(ENTROPY, MASK, form=form, **BAND)
-    np.testing.assert_allclose(loss + ENTROPY, penalty, atol=1e-6)
+    close(loss + ENTROPY, penalty, atol=1e-6)
     none = reg.entropy_band(ENTROPY, MASK, form=form, weight=0.0, **BAND)
     bonus = reg.entropy_bonus(ENTROPY, MASK, coef=1.0)
-    np.testing.assert_allclose(none, bonus, rtol=1e-6)
+    close(none, bonus, rtol=1e-6)
 
 
 def test_penalties():
@@ -36,19 +37,19 @@ def test_penalties():
     def slope(form):
         return jax.grad(lambda h: reg.entropy_band(h, MASK, form=form, **BAND).sum())(ENTROPY)
 
-    np.testing.assert_allclose(slope("indicator"), -np.ones(3))
-    np.testing.assert_allclose(slope("hinge"), [-1.1, -1.0, -0.9], rtol=1e-5)
+    close(slope("indicator"), -np.ones(3))
+    close(slope("hinge"), [-1.1, -1.0, -0.9], rtol=1e-5)
 
     # Penalties begin at a turn and need a history.
     turns, history = jnp.array([0, 1, 2]), jnp.array([1.0, 0.0, 1.0])
     options = BAND | {"turn_ids": turns, "history": history}
     far = jnp.full(3, 9.0)
     loss = reg.entropy_band(far, MASK, form="indicator", **options)
-    np.testing.assert_allclose(loss + far, [0.1, 0.0, 0.1], atol=1e-5)
+    close(loss + far, [0.1, 0.0, 0.1], atol=1e-5)
     late = reg.entropy_band(far, MASK, form="indicator", from_turn=1, **options)
-    np.testing.assert_allclose(late + far, [0.0, 0.0, 0.1], atol=1e-5)
+    close(late + far, [0.0, 0.0, 0.1], atol=1e-5)
     outside = reg.entropy_band(far, MASK, form="indicator", **BAND | {"turn_ids": turns + 5})
-    np.testing.assert_allclose(outside, -far)
+    close(outside, -far)
 
     # Without turns the band is that of one turn.
     turns = jnp.zeros_like(BAND["turn_ids"])
@@ -57,9 +58,7 @@ def test_penalties():
         ENTROPY, MASK, turn_ids=turns, history=jnp.array([0.7]), form="hinge", **options
     )
     history = jnp.full((1,) * ENTROPY.ndim, 0.7)
-    np.testing.assert_array_equal(
-        reg.entropy_band(ENTROPY, MASK, history=history, form="hinge", **options), one
-    )
+    equal(reg.entropy_band(ENTROPY, MASK, history=history, form="hinge", **options), one)
     with pytest.raises(ValueError, match="from_turn=1 has no effect without turn_ids"):
         reg.entropy_band(ENTROPY, MASK, history=history, from_turn=1)
     with pytest.raises(ValueError, match=r"history must .* token loss \(3,\); got \(7, 3\)"):
@@ -89,7 +88,7 @@ def test_histories():
         state = reg.entropy_history_update(
             state, jnp.array(entropy), MASK, turn_ids=jnp.array(turns)
         )
-    np.testing.assert_allclose(state.mean, [3.0, 7.0, 0.0])
+    close(state.mean, [3.0, 7.0, 0.0])
     assert state.steps.tolist() == [2.0, 2.0, 0.0]
 
     # A turn of more tokens than float32 counts.
@@ -98,7 +97,7 @@ def test_histories():
     state = reg.entropy_history_init(turns=1)
     update = jax.jit(reg.entropy_history_update)
     state = update(state, entropy, jnp.ones(shape, bool), turn_ids=jnp.zeros(shape, jnp.int8))
-    np.testing.assert_allclose(state.mean, [0.2], rtol=1e-6)
+    close(state.mean, [0.2], rtol=1e-6)
     assert state.steps.tolist() == [1.0]
     empty = jnp.zeros((2, 0))
     after = reg.entropy_history_update(state, empty, empty > 0, turn_ids=empty.astype(int))
@@ -112,7 +111,7 @@ def test_histories():
         entropy = jnp.full((2, 1, 3), h).at[1].add(0.3)
         value, state = history.update(jnp.ones((2, 1)), state, old_entropy=entropy, mask=mask)
         values.append(float(value))
-    np.testing.assert_allclose(values, [1.1, 2.1, 2.1], rtol=1e-6)
+    close(values, [1.1, 2.1, 2.1], rtol=1e-6)
     # A batch without tokens is no step, and groups that take no part do not count.
     where = jnp.array([[True], [False]])
     entropy = jnp.full((2, 1, 3), 6.0).at[1].set(jnp.nan)
@@ -120,7 +119,7 @@ def test_histories():
         value, state = history.update(
             jnp.ones((2, 1)), state, old_entropy=entropy, mask=mask, where=there
         )
-        np.testing.assert_allclose(value, after, rtol=1e-6)
+        close(value, after, rtol=1e-6)
 
     # Each turn has a history of the steps in which it occurred.
     history = reg.entropy_history(turns=2)
@@ -156,7 +155,7 @@ BAD = {
     TypeError: {
         "entropy_band: turn_ids must hold integers": lambda: reg.entropy_band(
             ENTROPY, MASK, **BAND | {"turn_ids": 1.0 * TURNS}
-        ),
+        )
     },
 }
 
@@ -178,7 +177,7 @@ def test_a_number_per_prompt_is_not_read_along_tokens(name, shape):
     with pytest.raises(ValueError, match=rf"entropy_band: {name} must .*\(3, 2, 3\); got \("):
         band(jnp.ones(shape))
     for fits in ((3, 1, 1), (1, 2, 1), (3, 2, 3)):
-        np.testing.assert_array_equal(band(jnp.full(fits, 0.5)), band(jnp.array(0.5)))
+        equal(band(jnp.full(fits, 0.5)), band(jnp.array(0.5)))
 
 
 def test_progress_outside_a_training_is_its_start_or_end():

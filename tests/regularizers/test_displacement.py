@@ -4,15 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_regularizers import chunk_ids_from_mask, imitation, llds
-from hypothesis import given, settings
+from cheap import close, equal, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
 
+from jaxrl_llm.regularizers import chunk_ids_from_mask, imitation, llds
+
 OLD, NEW = np.array([[-1.0, -0.5, -2.0, -1.0]]), np.array([[-1.5, -0.4, -2.1, -0.4]])
 CHUNKS, ALL = jnp.array([[1, 1, 2, 2]]), jnp.ones((1, 4), bool)
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
 def reference(logp, old, mask, advantages, chunks, level, coef):
@@ -32,16 +33,16 @@ def test_worked_numbers():
     # Worked numbers.
     zero = jnp.zeros(1)
     loss = llds(NEW, OLD, ALL, zero, chunk_ids=CHUNKS, coef=1.0)
-    np.testing.assert_allclose(loss, [[0.5, 0, 0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(loss.mean(), 0.125, rtol=1e-6)
+    close(loss, [[0.5, 0, 0, 0]], rtol=1e-6)
+    close(loss.mean(), 0.125, rtol=1e-6)
     assert not np.any(llds(NEW, OLD, ALL, zero, level="response"))
     assert not np.any(llds(NEW, OLD, ALL, jnp.array([-1e-3]), chunk_ids=CHUNKS))
     assert not np.any(llds(NEW + 3.0, OLD, ALL, zero, chunk_ids=CHUNKS))
-    np.testing.assert_allclose(llds(NEW, OLD, ALL, zero, chunk_ids=CHUNKS), 0.1 * loss)
+    close(llds(NEW, OLD, ALL, zero, chunk_ids=CHUNKS), 0.1 * loss)
 
     # Gradient is minus the coefficient where active.
     gradient = jax.grad(lambda x: llds(x, OLD, ALL, jnp.zeros(1), chunk_ids=CHUNKS, coef=0.2).sum())
-    np.testing.assert_allclose(gradient(jnp.asarray(NEW)), [[-0.2, 0, 0, 0]], rtol=1e-6)
+    close(gradient(jnp.asarray(NEW)), [[-0.2, 0, 0, 0]], rtol=1e-6)
 
     # Nothing before the policy has moved.
     for old in (None, NEW):
@@ -54,9 +55,9 @@ def test_worked_numbers():
     logp = jnp.array([[-5e-5, -2e-4]])
     mask, advantages = jnp.ones((1, 2), bool), jnp.ones(1)
     loss = lambda x, **options: llds(x, old, mask, advantages, coef=1.0, **options).sum()  # noqa: E731
-    np.testing.assert_array_equal(jax.grad(loss)(logp), [[0.0, -1.0]])
+    equal(jax.grad(loss)(logp), [[0.0, -1.0]])
     exact = jax.grad(lambda x: loss(x, tolerance=0.0))
-    np.testing.assert_array_equal(exact(logp), [[-1.0, -1.0]])
+    equal(exact(logp), [[-1.0, -1.0]])
 
 
 @for_each("level", ["action", "response"])
@@ -73,9 +74,9 @@ def test_against_float64(level, seed):
     expected = reference(
         *(x.astype(np.float64) for x in (logp, old)), mask, advantages, chunks, level, 0.7
     )
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-6)
+    close(out, expected, rtol=1e-4, atol=1e-6)
     per_token = np.broadcast_to(advantages[..., None], shape)
-    np.testing.assert_array_equal(llds(logp, old, mask, per_token, level=level, coef=0.7), out)
+    equal(llds(logp, old, mask, per_token, level=level, coef=0.7), out)
 
 
 def test_actions_and_answers():
@@ -83,14 +84,12 @@ def test_actions_and_answers():
     rng = np.random.default_rng(5)
     old, logp = (rng.normal(-1, 0.5, (4, 6)).astype(np.float32) for _ in range(2))
     mask, advantages = np.ones((4, 6), bool), np.ones(4, np.float32)
-    np.testing.assert_array_equal(
-        llds(logp, old, mask, advantages), llds(logp, old, mask, advantages, level="response")
-    )
+    equal(llds(logp, old, mask, advantages), llds(logp, old, mask, advantages, level="response"))
 
     # Answers can be left out of sums and penalty.
     old, logp = jnp.zeros((1, 3)), jnp.array([[-0.2, 0.5, -1.0]])
     mask, advantages = jnp.ones((1, 3), bool), jnp.ones(1)
-    np.testing.assert_allclose(llds(logp, old, mask, advantages, coef=1.0), [[0.2, 0, 1.0]])
+    close(llds(logp, old, mask, advantages, coef=1.0), [[0.2, 0, 1.0]])
     answer = jnp.array([[False, False, True]])
     assert not np.any(llds(logp, old, mask, advantages, coef=1.0, answer_tokens=answer))
 
@@ -122,7 +121,7 @@ def test_masked_cells_are_never_read(junk, level):
         jnp.where(mask, old, junk),
         jnp.where(mask.any(-1), advantages, junk),
     )
-    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+    jax.tree.map(equal, dirty, clean)
 
 
 @quick
@@ -142,7 +141,7 @@ def test_chunks_are_the_runs_of_the_mask(mask):
 @given(shift=st.floats(-2, 2))
 def test_only_the_difference_counts(shift):
     loss = llds(NEW + np.float32(shift), OLD + np.float32(shift), ALL, jnp.zeros(1))
-    np.testing.assert_allclose(loss, llds(NEW, OLD, ALL, jnp.zeros(1)), atol=1e-6)
+    close(loss, llds(NEW, OLD, ALL, jnp.zeros(1)), atol=1e-6)
 
 
 def test_constants_bfloat16_and_no_tokens():

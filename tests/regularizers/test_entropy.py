@@ -2,8 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_regularizers import entropy_bonus, entropy_controller, entropy_from_logits
+from cheap import close, equal
 from rows import for_each
+
+from jaxrl_llm.regularizers import entropy_bonus, entropy_controller, entropy_from_logits
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (3, 7)).astype(np.float32)
 
@@ -16,7 +18,7 @@ def probabilities(logits):
 @for_each("size", [2, 5, 1000])
 def test_uniform_entropy_is_log_of_the_size(size):
     got = entropy_from_logits(jnp.full((2, size), 3.0))
-    np.testing.assert_allclose(got, np.full(2, np.log(size)), rtol=1e-6)
+    close(got, np.full(2, np.log(size)), rtol=1e-6)
 
 
 @for_each("offset", [0.0, 1e4, -1e4])
@@ -24,10 +26,10 @@ def test_value_and_gradient_match_float64(offset):
     logits = (LOGITS + np.float32(offset)).astype(np.float32)
     p = probabilities(logits)
     entropy = -np.sum(p * np.log(p), axis=-1)
-    np.testing.assert_allclose(entropy_from_logits(logits), entropy, rtol=1e-5)
+    close(entropy_from_logits(logits), entropy, rtol=1e-5)
     gradient = jax.grad(lambda x: entropy_from_logits(x).sum())(jnp.asarray(logits))
     expected = -p * (np.log(p) + entropy[:, None])
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    close(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_entropies():
@@ -36,8 +38,8 @@ def test_entropies():
     both = jax.value_and_grad(lambda x: entropy_from_logits(x).sum())
     value, gradient = both(jnp.asarray(cut))
     expected_value, expected_gradient = both(jnp.asarray(LOGITS[:, :4]))
-    np.testing.assert_allclose(value, expected_value, rtol=1e-6)
-    np.testing.assert_allclose(gradient[:, :4], expected_gradient, rtol=1e-5, atol=1e-7)
+    close(value, expected_value, rtol=1e-6)
+    close(gradient[:, :4], expected_gradient, rtol=1e-5, atol=1e-7)
     assert not np.any(gradient[:, 4:])
     certain = jnp.array([0.0, -jnp.inf, -jnp.inf])
     assert entropy_from_logits(certain) == 0
@@ -47,18 +49,18 @@ def test_entropies():
     low = jnp.asarray(LOGITS, jnp.bfloat16)
     out = entropy_from_logits(low)
     assert out.dtype == jnp.float32
-    np.testing.assert_array_equal(out, entropy_from_logits(low.astype(jnp.float32)))
-    np.testing.assert_allclose(jax.jit(entropy_from_logits)(LOGITS), entropy_from_logits(LOGITS))
+    equal(out, entropy_from_logits(low.astype(jnp.float32)))
+    close(jax.jit(entropy_from_logits)(LOGITS), entropy_from_logits(LOGITS))
 
 
 def test_the_bonus():
     # Bonus rewards entropy.
     entropy, mask = jnp.array([[2.0, 0.5], [1.0, 3.0]]), jnp.array([[True, True], [True, False]])
     bonus = lambda x, **o: entropy_bonus(x, mask, **o)  # noqa: E731
-    np.testing.assert_array_equal(bonus(entropy, coef=0.5), [[-1.0, -0.25], [-0.5, 0.0]])
-    np.testing.assert_allclose(bonus(entropy), bonus(entropy, coef=1e-3))
+    equal(bonus(entropy, coef=0.5), [[-1.0, -0.25], [-0.5, 0.0]])
+    close(bonus(entropy), bonus(entropy, coef=1e-3))
     gradient = jax.grad(lambda x: bonus(x, coef=0.5).sum())(entropy)
-    np.testing.assert_array_equal(gradient, [[-0.5, -0.5], [-0.5, 0.0]])
+    equal(gradient, [[-0.5, -0.5], [-0.5, 0.0]])
     value, gradient = jax.value_and_grad(lambda x: bonus(x, coef=0.0).sum())(entropy)
     assert value == 0
     assert not np.any(gradient)
@@ -67,8 +69,8 @@ def test_the_bonus():
     # A bonus ends at its cap. Above it, a token is neither rewarded further nor pushed.
     bonus = lambda x: entropy_bonus(x, jnp.ones(3, bool), coef=0.5, cap=1.0)  # noqa: E731
     entropy = jnp.array([0.25, 0.75, 4.0])
-    np.testing.assert_array_equal(bonus(entropy), [-0.125, -0.375, -0.5])
-    np.testing.assert_array_equal(jax.grad(lambda x: bonus(x).sum())(entropy), [-0.5, -0.5, 0.0])
+    equal(bonus(entropy), [-0.125, -0.375, -0.5])
+    equal(jax.grad(lambda x: bonus(x).sum())(entropy), [-0.5, -0.5, 0.0])
 
 
 @for_each("cap", [None, 2.0])
@@ -78,7 +80,7 @@ def test_masked_cells_are_never_read(junk, cap):
     bonus = lambda x: entropy_bonus(x, mask, coef=2.0, cap=cap).sum()  # noqa: E731
     value, gradient = jax.value_and_grad(bonus)(jnp.array([1.5, junk]))
     assert value == -3.0
-    np.testing.assert_array_equal(gradient, [-2.0, 0.0])
+    equal(gradient, [-2.0, 0.0])
 
 
 MASK = jnp.ones(3, bool)
@@ -117,9 +119,9 @@ def test_bad_input_is_one_sentence(error, words, call):
 def test_the_controller():
     # The controller below and above its target.
     control = entropy_controller(0.01, 0.1, target=0.2, delta=0.005)
-    np.testing.assert_allclose(control, [0.015, 0.01], rtol=1e-6)
+    close(control, [0.015, 0.01], rtol=1e-6)
     control = entropy_controller(0.01, 0.3, target=0.2, delta=0.005)
-    np.testing.assert_allclose(control, [0.005, 0.0], rtol=1e-6)
+    close(control, [0.005, 0.0], rtol=1e-6)
     # At the target itself the bonus is on.
     assert float(entropy_controller(0.01, 0.25, target=0.25).applied) > 0
 

@@ -5,7 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_regularizers import (
+from cheap import close, equal
+from rows import for_each
+
+from jaxrl_llm import regularizers
+from jaxrl_llm.regularizers import (
     k1,
     k2,
     k3,
@@ -17,9 +21,6 @@ from compiled_regularizers import (
     remix_lambda,
     remix_schedule,
 )
-from rows import for_each
-
-from jaxrl_llm import regularizers
 
 P = np.array([0.5, 0.3, 0.2])
 R = np.array([0.4, 0.4, 0.2])
@@ -73,28 +74,28 @@ def reference(estimator, logp, ref):
 )
 def test_expectations(estimator, value, gradient):
     got = expected(lambda x, ref: kl_token(x, ref, None, estimator=estimator))
-    np.testing.assert_allclose(got[0], value, atol=2e-7)
-    np.testing.assert_allclose(got[1], gradient, atol=1e-6)
+    close(got[0], value, atol=2e-7)
+    close(got[1], gradient, atol=1e-6)
 
 
 @for_each("estimator", [e for e in ALL if e != "k1"])
 def test_equal_policies_have_no_gradient(estimator):
     logp = jnp.array([-1.0, -0.25])
     gradient = jax.grad(lambda x: kl_token(x, logp, None, estimator=estimator).sum())(logp)
-    np.testing.assert_array_equal(gradient, [0.0, 0.0])
+    equal(gradient, [0.0, 0.0])
 
 
 def test_expected_gradients():
     # The numbers above are those of the divergences.
-    np.testing.assert_allclose(np.sum(P * np.log(P / R)), KL, atol=5e-8)
+    close(np.sum(P * np.log(P / R)), KL, atol=5e-8)
     kl = lambda x: jnp.sum(jax.nn.softmax(x) * (jax.nn.log_softmax(x) - jnp.log(R)))  # noqa: E731
-    np.testing.assert_allclose(jax.grad(kl)(jnp.log(P)), TRUE_GRADIENT, atol=1e-6)
+    close(jax.grad(kl)(jnp.log(P)), TRUE_GRADIENT, atol=1e-6)
     other = lambda x: -jnp.sum(R * jax.nn.log_softmax(x))  # noqa: E731
-    np.testing.assert_allclose(jax.grad(other)(jnp.log(P)), [0.1, -0.1, 0.0], atol=1e-6)
+    close(jax.grad(other)(jnp.log(P)), [0.1, -0.1, 0.0], atol=1e-6)
 
     # Correction would not mend k2.
     _, gradient = expected(lambda x, ref: jnp.exp(x - jax.lax.stop_gradient(x)) * k2(x, ref))
-    np.testing.assert_allclose(gradient, [0.09896, -0.08893, -0.01003], atol=6e-6)
+    close(gradient, [0.09896, -0.08893, -0.01003], atol=6e-6)
 
 
 @for_each("estimator", ["k1", "k3"])
@@ -103,8 +104,8 @@ def test_corrected_estimate_has_the_exact_expected_gradient(estimator):
     value, gradient = expected(
         lambda x, ref: kl_unbiased(x, None, ref, everything, estimator=estimator, coef=1.0)
     )
-    np.testing.assert_allclose(value, KL, atol=2e-7)
-    np.testing.assert_allclose(gradient, TRUE_GRADIENT, atol=1e-6)
+    close(value, KL, atol=2e-7)
+    close(gradient, TRUE_GRADIENT, atol=1e-6)
 
 
 @for_each("estimator", ["k1", "k3"])
@@ -113,7 +114,7 @@ def test_corrected_estimate_is_right_for_tokens_of_another_policy(estimator):
     tokens = kl_unbiased(
         jnp.log(P), jnp.log(behavior), jnp.log(R), jnp.ones(3, bool), estimator=estimator, coef=1.0
     )
-    np.testing.assert_allclose(np.sum(behavior * tokens), KL, atol=2e-7)
+    close(np.sum(behavior * tokens), KL, atol=2e-7)
 
 
 @for_each("estimator", ALL)
@@ -122,9 +123,9 @@ def test_value_and_gradient_match_float64(estimator, seed):
     logp, ref = make(seed)
     value, slope = reference(estimator, logp, ref)
     token = lambda x: kl_token(x, ref, MASK, estimator=estimator)  # noqa: E731
-    np.testing.assert_allclose(token(logp), MASK * value, rtol=1e-5, atol=1e-6)
+    close(token(logp), MASK * value, rtol=1e-5, atol=1e-6)
     got = jax.grad(lambda x: token(x).sum())(jnp.asarray(logp))
-    np.testing.assert_allclose(got, MASK * slope, rtol=1e-5, atol=1e-6)
+    close(got, MASK * slope, rtol=1e-5, atol=1e-6)
 
 
 @for_each("estimator", ["k1", "k3"])
@@ -134,9 +135,9 @@ def test_corrected_value_and_gradient_match_float64(estimator):
     value, slope = reference(estimator, logp, ref)
     ratio = np.exp(logp.astype(np.float64) - old)
     term = lambda x: kl_unbiased(x, old, ref, MASK, estimator=estimator, coef=0.5)  # noqa: E731
-    np.testing.assert_allclose(term(logp), MASK * 0.5 * ratio * value, rtol=1e-5, atol=1e-6)
+    close(term(logp), MASK * 0.5 * ratio * value, rtol=1e-5, atol=1e-6)
     got = jax.grad(lambda x: term(x).sum())(jnp.asarray(logp))
-    np.testing.assert_allclose(got, MASK * 0.5 * ratio * (value + slope), rtol=1e-5, atol=1e-6)
+    close(got, MASK * 0.5 * ratio * (value + slope), rtol=1e-5, atol=1e-6)
 
 
 @for_each(
@@ -155,8 +156,8 @@ def test_the_cap_of_the_corrected_estimate_is_on_the_product(estimator, ratio, v
         x, old, ref, jnp.ones(1, bool), estimator=estimator, coef=0.5, cap=10.0
     )[0]
     got = jax.value_and_grad(term)(logp)
-    np.testing.assert_allclose(got[0], 0.5 * value, rtol=1e-5)
-    np.testing.assert_allclose(got[1], [0.5 * gradient], atol=1e-5)
+    close(got[0], 0.5 * value, rtol=1e-5)
+    close(got[1], [0.5 * gradient], atol=1e-5)
     with pytest.raises(ValueError, match="kl_unbiased: cap must be above 0"):
         kl_unbiased(logp, old, ref, jnp.ones(1, bool), cap=0.0)
 
@@ -167,44 +168,44 @@ def test_estimators():
     for name, function in (("k1", k1), ("k2", k2), ("k3", k3)):
         for mask in (MASK, None):
             token = kl_token(logp, ref, mask, estimator=name)
-            np.testing.assert_array_equal(function(logp, ref, mask), token)
+            equal(function(logp, ref, mask), token)
 
     # Differences are clamped.
     far = jnp.array([-1e4, 1e4])
     for estimator, expected_values in (("k1", [-20, 20]), ("abs", [20, 20]), ("k2", [200, 200])):
         token = lambda x, e=estimator: kl_token(x, jnp.zeros(2), None, estimator=e)  # noqa: E731
-        np.testing.assert_array_equal(token(far), expected_values)
+        equal(token(far), expected_values)
         assert not np.any(jax.grad(lambda x, t=token: t(x).sum())(far))
-    np.testing.assert_allclose(k3(far, jnp.zeros(2)), [np.exp(20.0) - 21, 19.0], rtol=1e-6)
+    close(k3(far, jnp.zeros(2)), [np.exp(20.0) - 21, 19.0], rtol=1e-6)
 
     # Cap bounds k3 with no gradient beyond.
     logp, ref = jnp.array([-4.0, -1.0]), jnp.array([-1.0, -1.5])  # k3 = 16.1 and 0.107
     capped = lambda x, e: kl_token(x, ref, None, estimator=e, cap=10.0)  # noqa: E731
     free = kl_token(logp, ref, None, estimator="k3")
     for estimator in ("k3", "k3+"):
-        np.testing.assert_array_equal(capped(logp, estimator), [10.0, free[1]])
+        equal(capped(logp, estimator), [10.0, free[1]])
     gradient = jax.grad(lambda x: capped(x, "k3").sum())(logp)
-    np.testing.assert_allclose(gradient, [0.0, 1 - np.exp(-0.5)], rtol=1e-5)
+    close(gradient, [0.0, 1 - np.exp(-0.5)], rtol=1e-5)
     gradient = jax.grad(lambda x: capped(x, "k3+").sum())(logp)
-    np.testing.assert_allclose(gradient, [-3.0, 0.5], rtol=1e-6)
+    close(gradient, [-3.0, 0.5], rtol=1e-6)
 
     # Penalty is coef times the estimate.
     logp, ref = make()
     for estimator in ALL:
         kl = kl_token(logp, ref, MASK, estimator=estimator)
         term = kl_to_reference(logp, ref, MASK, estimator=estimator, coef=0.25)
-        np.testing.assert_array_equal(term, 0.25 * kl)
+        equal(term, 0.25 * kl)
     default = kl_to_reference(logp, ref, MASK)
-    np.testing.assert_allclose(default, 1e-3 * k3(logp, ref, MASK), rtol=1e-6)
+    close(default, 1e-3 * k3(logp, ref, MASK), rtol=1e-6)
     assert not np.any(kl_to_reference(logp, ref, MASK, coef=0.0))
     capped = kl_to_reference(logp, ref, MASK, coef=1.0, cap=0.01)
-    np.testing.assert_array_equal(capped, np.minimum(k3(logp, ref, MASK), np.float32(0.01)))
+    equal(capped, np.minimum(k3(logp, ref, MASK), np.float32(0.01)))
 
 
 @for_each("estimator", ALL)
 def test_zero_at_the_reference(estimator):
     logp = jnp.asarray(make()[0])
-    np.testing.assert_array_equal(kl_token(logp, logp, None, estimator=estimator), 0 * logp)
+    equal(kl_token(logp, logp, None, estimator=estimator), 0 * logp)
 
 
 @for_each("scale", [1e-7, 1e-5, 1e-3, 0.029, 0.031, 0.1, 1.0, 10.0])
@@ -213,8 +214,8 @@ def test_k3_is_accurate_and_never_negative_for_small_differences(scale):
     d64 = d.astype(np.float64)
     value, slope = jax.vmap(jax.value_and_grad(lambda x: k3(x[None], jnp.zeros(1))[0]))(d)
     assert np.all(value >= 0)
-    np.testing.assert_allclose(value, np.expm1(-d64) + d64, rtol=2e-5, atol=1e-20)
-    np.testing.assert_allclose(slope, -np.expm1(-d64), rtol=1e-4, atol=1e-20)
+    close(value, np.expm1(-d64) + d64, rtol=2e-5, atol=1e-20)
+    close(slope, -np.expm1(-d64), rtol=1e-4, atol=1e-20)
     assert np.all(k2(d, np.zeros_like(d)) >= 0)
 
 
@@ -241,7 +242,7 @@ def test_masked_cells_are_never_read(name):
         dirty = [np.where(MASK, x, junk) for x in (logp, old, ref)]
         for only in ((0,), (1,), (2,), (0, 1, 2)):
             arrays = [dirty[i] if i in only else x for i, x in enumerate((logp, old, ref))]
-            np.testing.assert_array_equal(both(*arrays), clean)
+            equal(both(*arrays), clean)
 
 
 @for_each("name", TERMS)
@@ -258,11 +259,11 @@ def test_jit_eager_and_bfloat16(name):
     logp, ref = make(8)
     eager = TERMS[name](logp, logp, ref, MASK)
     jitted = jax.jit(lambda *x: TERMS[name](*x, MASK))(logp, logp, ref)
-    np.testing.assert_allclose(jitted, eager, rtol=1e-6, atol=1e-9)
+    close(jitted, eager, rtol=1e-6, atol=1e-9)
     low = [jnp.asarray(x, jnp.bfloat16) for x in (logp, logp, ref)]
     out = TERMS[name](*low, MASK)
     assert out.dtype == jnp.float32
-    np.testing.assert_array_equal(out, TERMS[name](*(x.astype(jnp.float32) for x in low), MASK))
+    equal(out, TERMS[name](*(x.astype(jnp.float32) for x in low), MASK))
 
 
 LOGP, REF = make()
@@ -348,7 +349,7 @@ CONVEX_MASK = RNG.random(SHAPE) < 0.8
     ("step", "share"), [(1, 1), (50, 1), (51, 0.9), (60, 0.9), (61, 0.8), (100, 0.5), (900, 0.5)]
 )
 def test_worked_shares(step, share):
-    np.testing.assert_allclose(remix_lambda(step), share, rtol=1e-6)
+    close(remix_lambda(step), share, rtol=1e-6)
 
 
 def test_schedule_counts_the_updates_from_one():
@@ -359,7 +360,7 @@ def test_schedule_counts_the_updates_from_one():
         return state, share
 
     _, shares = jax.lax.scan(step, schedule.init(), length=105)
-    np.testing.assert_allclose(shares, remix_lambda(jnp.arange(1, 106)), rtol=1e-6)
+    close(shares, remix_lambda(jnp.arange(1, 106)), rtol=1e-6)
     assert shares.shape == (105,) and shares.dtype == jnp.float32
     assert schedule == remix_schedule()
 
@@ -383,8 +384,8 @@ def test_it_mixes_the_two_divergences(estimator):
     both = [jax.jit(jax.grad(f, has_aux=True)) for f in (ours, expected)]
     for share in np.float32([0.0, 0.3, 1.0]):
         (got, tokens), (want, wanted) = (f(CONVEX_LOGP, share) for f in both)
-        np.testing.assert_allclose(tokens, wanted, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        close(tokens, wanted, rtol=1e-5, atol=1e-7)
+        close(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_kl_convex():
@@ -395,16 +396,16 @@ def test_kl_convex():
     logp, old, ref = (x.astype(np.float64) for x in (CONVEX_LOGP, OLD, CONVEX_REF))
     expected = np.where(CONVEX_MASK, 0.25 * (0.7 * k3(logp - ref) + 0.3 * k3(logp - old)), 0)
     got = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.7, coef=0.25)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+    close(got, expected, rtol=1e-5, atol=1e-7)
 
     # A share of one is the penalty of the base.
-    np.testing.assert_array_equal(
+    equal(
         kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, coef=0.1),
         kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=0.1),
     )
 
     # Without an old policy only the base counts.
-    np.testing.assert_allclose(
+    close(
         kl_convex(CONVEX_LOGP, None, CONVEX_REF, CONVEX_MASK, share=0.6, coef=1.0),
         0.6 * kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=1.0),
         rtol=1e-6,
@@ -419,11 +420,9 @@ def test_kl_convex():
     # Share and coefficient may come from controllers.
     share, coef = jnp.array([1.0, 0.5])[:, None, None], jnp.full((2, 1, 1), 0.1)
     got = jax.jit(kl_convex)(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=share, coef=coef)
-    np.testing.assert_allclose(
-        got[0], kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, coef=0.1)[0], rtol=1e-5
-    )
+    close(got[0], kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, coef=0.1)[0], rtol=1e-5)
     half = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.5, coef=0.1)
-    np.testing.assert_allclose(got[1], half[1], rtol=1e-5)
+    close(got[1], half[1], rtol=1e-5)
 
     # No gradient reaches share and coefficient.
     def loss(numbers):
@@ -431,12 +430,12 @@ def test_kl_convex():
             CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=numbers[0], coef=numbers[1]
         ).sum()
 
-    np.testing.assert_array_equal(jax.grad(loss)(jnp.array([0.7, 0.1])), [0.0, 0.0])
+    equal(jax.grad(loss)(jnp.array([0.7, 0.1])), [0.0, 0.0])
 
     # Masked cells are not read and anchors are constants.
     clean = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.5)
     dirty = [np.where(CONVEX_MASK, x, np.float32(np.nan)) for x in (CONVEX_LOGP, OLD, CONVEX_REF)]
-    np.testing.assert_array_equal(kl_convex(*dirty, CONVEX_MASK, share=0.5), clean)
+    equal(kl_convex(*dirty, CONVEX_MASK, share=0.5), clean)
     gradients = jax.grad(lambda *x: kl_convex(*x, CONVEX_MASK, share=0.5).sum(), argnums=(0, 1, 2))
     moving, *fixed = gradients(*map(jnp.asarray, dirty))
     assert np.isfinite(moving).all() and np.any(moving)
@@ -464,7 +463,7 @@ def test_a_coefficient_of_another_shape_is_named(shape):
         for fits in ((), (2, 1, 1), (1, 3, 1), SHAPE)
     ]
     for each in ours[1:]:
-        np.testing.assert_array_equal(each, ours[0])
+        equal(each, ours[0])
 
 
 @for_each("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
@@ -476,7 +475,7 @@ def test_a_share_of_another_shape_is_named(shape):
         for fits in ((), (2, 1, 1), (1, 3, 1), SHAPE)
     ]
     for each in ours[1:]:
-        np.testing.assert_array_equal(each, ours[0])
+        equal(each, ours[0])
 
 
 @for_each(

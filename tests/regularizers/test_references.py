@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_regularizers import (
+from cheap import close, equal
+from rows import for_each
+
+from jaxrl_llm.core import bind
+from jaxrl_llm.regularizers import (
+    Anchored,
     anchored,
     ema_reference,
     extrapolated,
@@ -12,10 +17,6 @@ from compiled_regularizers import (
     random_reference,
     reset_reference,
 )
-from rows import for_each
-
-from jaxrl_llm.core import bind
-from jaxrl_llm.regularizers import Anchored
 
 
 def tree(seed, dtype=jnp.float32):
@@ -28,7 +29,7 @@ def tree(seed, dtype=jnp.float32):
 
 
 def assert_same(a, b, **options):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **options), a, b)
+    jax.tree.map(lambda x, y: close(x, y, **options), a, b)
 
 
 def test_moving_averages():
@@ -36,12 +37,12 @@ def test_moving_averages():
     reference = {"w": jnp.zeros(1)}
     for _ in range(10):
         reference = ema_reference(reference, {"w": jnp.ones(1)})
-    np.testing.assert_allclose(reference["w"], 0.401263, atol=1e-6)
+    close(reference["w"], 0.401263, atol=1e-6)
 
     # A moving average is float32.
     reference = ema_reference({"w": jnp.zeros(1)}, {"w": jnp.ones(1, jnp.bfloat16)}, rate=0.001)
     assert reference["w"].dtype == jnp.float32
-    np.testing.assert_allclose(reference["w"], 0.001, rtol=1e-6)
+    close(reference["w"], 0.001, rtol=1e-6)
 
     # A moving average moves at multiples of its steps alone.
     a, b = tree(1, jnp.bfloat16), tree(2)
@@ -64,7 +65,7 @@ def test_moving_averages():
         reference = ema_reference(reference, {"w": jnp.asarray(params)}, n, rate=0.6, every=4)
         if n % 4 == 0:
             expected = expected * (1 - 0.6) + params * 0.6
-    np.testing.assert_allclose(reference["w"], expected, rtol=1e-6)
+    close(reference["w"], expected, rtol=1e-6)
 
 
 @for_each("rate", [0.0, 0.3, 1.0])
@@ -72,7 +73,7 @@ def test_moving_average(rate):
     a, b = tree(1), tree(2)
     moved = jax.jit(lambda a, b: ema_reference(a, b, rate=rate))(a, b)
     expected = (1 - rate) * np.asarray(a["head"]) + rate * np.asarray(b["head"])
-    np.testing.assert_allclose(moved["head"], expected, rtol=1e-5, atol=1e-6)
+    close(moved["head"], expected, rtol=1e-5, atol=1e-6)
     assert moved["count"] == 2  # what cannot be averaged follows the policy
     if rate == 1.0:
         assert_same(moved, b, rtol=1e-6, atol=1e-7)
@@ -90,7 +91,7 @@ def test_the_memory_of_a_ramped_average_grows():
     for n in range(1, 6):
         reference = ramped_reference(reference, {"w": jnp.zeros(())}, n, slope=0.2, most=0.7)
         want *= min(0.2 * n, 0.7)
-    np.testing.assert_allclose(reference["w"], want, rtol=1e-6)
+    close(reference["w"], want, rtol=1e-6)
     for n in (37, 38, 60, 200):  # the count of two updates on a batch, and of batches
         updates = ramped_reference(tree(1), b, 2 * n, slope=0.0075, flat=75, most=0.999)
         batches = ramped_reference(tree(1), b, n, slope=0.015, flat=37.5, most=0.999)
@@ -117,8 +118,8 @@ def test_resets_come_at_multiples_but_not_at_the_start():
     step = jax.jit(lambda n: reset_reference(a, b, n, every=3))
     assert [int(step(n)["count"]) for n in range(7)] == [1, 1, 1, 2, 1, 1, 2]
     assert step(3)["head"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(step(3)["head"], b["head"].astype(jnp.bfloat16))
-    np.testing.assert_array_equal(step(4)["head"], a["head"])
+    equal(step(3)["head"], b["head"].astype(jnp.bfloat16))
+    equal(step(4)["head"], a["head"])
 
 
 def drawn_references(*, iterations, stored, seeds=4000, every=2):
@@ -155,9 +156,9 @@ def drawn_references(*, iterations, stored, seeds=4000, every=2):
 def test_a_random_reference_is_each_policy_so_far_and_drawn_anew(stored, changes, returns):
     drawn = drawn_references(iterations=6, stored=stored)
     shares = np.bincount(drawn[:, 5].astype(int), minlength=6) / len(drawn)
-    np.testing.assert_allclose(shares, 1 / 6, atol=0.025)
+    close(shares, 1 / 6, atol=0.025)
     if changes is not None:
-        np.testing.assert_allclose((np.diff(drawn) != 0).sum(-1).mean(), changes, atol=0.06)
+        close((np.diff(drawn) != 0).sum(-1).mean(), changes, atol=0.06)
     assert (np.diff(drawn) < 0).any() == returns
     assert (drawn <= np.arange(7)).all() and (drawn[:, 0] == 0).all()
 
@@ -181,13 +182,13 @@ def test_an_iteration_begins_beyond_the_policy_of_the_last_one():
     assert_same((same, params), (state, tree(2)))
     state, params = step(state, tree(2), 2)
     a, b = tree(1)["head"], tree(2)["head"]
-    np.testing.assert_allclose(params["head"], b + 0.5 * (b - a), rtol=1e-6)
+    close(params["head"], b + 0.5 * (b - a), rtol=1e-6)
     assert_same(state.reference, params)
     assert_same(state.previous, tree(2))
     # The next step is measured from where the policy was, and not from beyond.
     c = tree(3)["head"]
     _, params = step(state, tree(3), 4)
-    np.testing.assert_allclose(params["head"], c + 0.5 * (c - b), rtol=1e-6)
+    close(params["head"], c + 0.5 * (c - b), rtol=1e-6)
     state, params = extrapolated(every=1, alpha=0.0)(rule.init(tree(1)), tree(2), 1)
     assert_same(state.reference, reset_reference(tree(1), tree(2), 1, every=1))
     assert_same(params, tree(2))

@@ -4,7 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_regularizers import (
+from cheap import close, equal
+from rows import for_each
+
+from jaxrl_llm.regularizers import (
     asymmetric_init,
     asymmetric_kl,
     asymmetric_step,
@@ -15,8 +18,6 @@ from compiled_regularizers import (
     safe_step,
     step_scale,
 )
-from rows import for_each
-
 from jaxrl_llm.regularizers.safe import PHASES
 
 safe = jax.jit(safe_step)
@@ -61,12 +62,12 @@ class Simulation:
 
 def test_worked_numbers():
     state, control = safe(safe_init(), 5.0, 0.4, 7.0)
-    np.testing.assert_allclose(state.kl_short, 0.5, rtol=1e-6)
-    np.testing.assert_allclose(control.threshold, 0.45, rtol=1e-6)
-    np.testing.assert_allclose(control.penalty, 1e-3, rtol=1e-4)
+    close(state.kl_short, 0.5, rtol=1e-6)
+    close(control.threshold, 0.45, rtol=1e-6)
+    close(control.penalty, 1e-3, rtol=1e-4)
     state, first = pid_step(pid_init(), 0.5)
     state, second = pid_step(state, 1.5)
-    np.testing.assert_allclose([first, second], [0.0, 0.01764], atol=1e-7)
+    close([first, second], [0.0, 0.01764], atol=1e-7)
 
 
 def rewards_of_a_training(steps=230):
@@ -94,15 +95,15 @@ def test_a_whole_training_against_the_simulation():
     penalties, thresholds, phases = zip(*expected, strict=True)
     assert set(phases) == set(PHASES)
     assert [PHASES[i] for i in found.phase] == list(phases)
-    np.testing.assert_allclose(found.threshold, thresholds, atol=1e-5)
-    np.testing.assert_allclose(found.penalty, penalties, rtol=1e-3, atol=1e-6)
+    close(found.threshold, thresholds, atol=1e-5)
+    close(found.penalty, penalties, rtol=1e-3, atol=1e-6)
 
 
 @for_each(("kl", "entropy"), [(5.0, 0.4), (9.0, 50.0), (1.0, 0.4), (-3.0, 0.4)])
 def test_the_coefficient_is_the_slope_of_the_penalty(kl, entropy):
     penalty = lambda kl: safe_step(safe_init(), kl, entropy, 0.5)[1].penalty  # noqa: E731
     _, control = safe(safe_init(), kl, entropy, 0.5)
-    np.testing.assert_allclose(control.coef, jax.grad(penalty)(kl), rtol=1e-5)
+    close(control.coef, jax.grad(penalty)(kl), rtol=1e-5)
     assert (control.coef > 0) == (kl > 4.5)
 
 
@@ -110,18 +111,16 @@ def test_the_gate_and_the_options():
     # The gate of entropy is at least a half.
     sure = safe(safe_init(), 5.0, 0.4, 0.0)[1].penalty
     unsure = safe(safe_init(), 5.0, 1e6, 0.0)[1].penalty
-    np.testing.assert_allclose(unsure / sure, 0.5 / 4.0, rtol=1e-5)
+    close(unsure / sure, 0.5 / 4.0, rtol=1e-5)
 
     # Options reach the step.
     controller = safe_controller(base=0.2, low=0.0, high=0.2, scale=1.0, entropy_floor=1.0)
     rewards, context = batch(5.0)
     coef, _ = controller.update(rewards, controller.init(), **context)
-    np.testing.assert_allclose(coef, 0.2 * (0.5 - 0.2) * 2.0, rtol=1e-5)
+    close(coef, 0.2 * (0.5 - 0.2) * 2.0, rtol=1e-5)
 
     # Step scale.
-    np.testing.assert_allclose(
-        [step_scale(x) for x in (0.0, 0.5, 2.0, -1.0)], [1.0, 1.0, 0.25, 1.0]
-    )
+    close([step_scale(x) for x in (0.0, 0.5, 2.0, -1.0)], [1.0, 1.0, 0.25, 1.0])
 
 
 def batch(kl, entropy=0.4, junk=0.0):
@@ -144,8 +143,8 @@ def test_the_transform_measures_the_batch(junk):
     rewards, context = batch(5.0, junk=junk)
     coef, state = jax.jit(controller.update)(rewards, controller.init(), **context)
     expected, control = safe(safe_init(), 5.0, 0.4, 0.5)
-    np.testing.assert_allclose(coef, control.coef, rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), state, expected)
+    close(coef, control.coef, rtol=1e-5)
+    jax.tree.map(lambda a, b: close(a, b, rtol=1e-5), state, expected)
     assert jax.tree.structure(state) == jax.tree.structure(controller.init())
 
 
@@ -160,9 +159,9 @@ def test_the_asymmetric_variant():
         penalty = 0.1 * max(0, kl - 0.3) ** 2 + 5 * max(0, momentum) ** 2
         slope = jax.grad(lambda x, s=state: asymmetric_step(s, x)[1].penalty)(jnp.float32(kl))
         state, control = step(state, kl)
-        np.testing.assert_allclose(control.momentum, momentum, atol=1e-6)
-        np.testing.assert_allclose(control.penalty, penalty, rtol=1e-4, atol=1e-7)
-        np.testing.assert_allclose(control.coef, slope, rtol=1e-4, atol=1e-7)
+        close(control.momentum, momentum, atol=1e-6)
+        close(control.penalty, penalty, rtol=1e-4, atol=1e-7)
+        close(control.coef, slope, rtol=1e-4, atol=1e-7)
 
     # A low or falling divergence costs nothing.
     state = asymmetric_init(window=2)
@@ -177,7 +176,7 @@ def test_the_asymmetric_transform(window):
     rewards, context = batch(0.5)
     context.pop("old_entropy")
     coef, state = jax.jit(controller.update)(rewards, controller.init(), **context)
-    np.testing.assert_allclose(coef, 2 * 0.1 * 0.2, rtol=1e-4)
+    close(coef, 2 * 0.1 * 0.2, rtol=1e-4)
     assert state.history.shape == (window,)
 
 
@@ -197,7 +196,7 @@ def test_a_batch_without_a_token_changes_nothing():
     for before in (first, second):
         for nobody, empty in of_nobody(rewards, context):
             coef, state = update(nobody, before, **empty)
-            jax.tree.map(np.testing.assert_array_equal, state, before)
+            jax.tree.map(equal, state, before)
             assert coef == 0
 
     # A batch without a token leaves the asymmetric variant as it was.
@@ -212,8 +211,8 @@ def test_a_batch_without_a_token_changes_nothing():
         context.pop("old_entropy")
         for nobody, empty in of_nobody(rewards, context):
             again, same = jax.jit(controller.update)(nobody, state, **empty)
-            jax.tree.map(np.testing.assert_array_equal, same, state)
-            np.testing.assert_allclose(again, coef, rtol=1e-6)
+            jax.tree.map(equal, same, state)
+            close(again, coef, rtol=1e-6)
 
     # Transforms compare by value.
     assert safe_controller() == safe_controller() != safe_controller(base=0.2)

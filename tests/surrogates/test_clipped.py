@@ -2,10 +2,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_surrogates import dapo_clip, dcpo_bounds, dcpo_dynamic_clip, ppo_clip, sapo
-from hypothesis import given, settings
+from cheap import close, equal, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import for_each
+
+from jaxrl_llm.surrogates import dapo_clip, dcpo_bounds, dcpo_dynamic_clip, ppo_clip, sapo
 
 ONE = jnp.ones(1, bool)
 
@@ -33,7 +35,7 @@ def at(surrogate, ratio, advantage, **options):
 )
 def test_ppo_worked_numbers(ratio, advantage, expected):
     got = at(ppo_clip, ratio, advantage)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    close(got, expected, rtol=1e-6)
     assert (got[1] == 0) == (expected[1] == 0)  # inside the clip the gradient is exactly zero
     if advantage > 0 or ratio < 3:  # a dual clip of 3 changes none of these
         assert at(ppo_clip, ratio, advantage, dual_clip=3.0) == got
@@ -45,7 +47,7 @@ def test_dual_clip():
 
     # Dual clip spares positive advantages.
     got = at(ppo_clip, 8.0, 1.0, eps_high=np.inf, dual_clip=3.0)
-    np.testing.assert_allclose(got, (-8.0, -8.0), rtol=1e-6)
+    close(got, (-8.0, -8.0), rtol=1e-6)
 
     # Epsilon zero keeps the gradient of an unchanged policy.
     assert at(ppo_clip, 1.0, 2.0, eps_low=0.0, eps_high=0.0) == (-2.0, -2.0)
@@ -63,9 +65,7 @@ def test_dual_clip():
 def test_without_bounds_it_is_minus_a_r(options, advantage):
     for ratio in (0.01, 0.9, 7.0, 300.0):
         expected = -advantage * ratio
-        np.testing.assert_allclose(
-            at(ppo_clip, ratio, advantage, **options), (expected, expected), rtol=1e-5, atol=1e-7
-        )
+        close(at(ppo_clip, ratio, advantage, **options), (expected, expected), rtol=1e-5, atol=1e-7)
 
 
 @for_each(("distance", "sign"), [(30.0, 1), (1e4, 1), (-30.0, -1)])
@@ -73,16 +73,16 @@ def test_log_ratio_is_clamped(distance, sign):
     old = jnp.zeros(1)
     loss = lambda x: ppo_clip(x, old, -jnp.ones(1), ONE, eps_low=np.inf)[0]  # noqa: E731
     value, gradient = jax.value_and_grad(loss)(jnp.array([distance]))
-    np.testing.assert_allclose(value, np.exp(sign * 20.0), rtol=1e-5)
+    close(value, np.exp(sign * 20.0), rtol=1e-5)
     assert gradient[0] == 0
 
 
 def test_dapo():
     # Dapo worked numbers.
-    np.testing.assert_allclose(at(dapo_clip, 1.25, 1.0), (-1.25, -1.25), rtol=1e-6)
-    np.testing.assert_allclose(at(dapo_clip, 1.3, 1.0), (-1.28, 0.0), rtol=1e-6)
-    np.testing.assert_allclose(at(ppo_clip, 1.25, 1.0), (-1.2, 0.0), rtol=1e-6)
-    np.testing.assert_allclose(at(dapo_clip, 12.0, -1.0), (10.0, 0.0), rtol=1e-6)
+    close(at(dapo_clip, 1.25, 1.0), (-1.25, -1.25), rtol=1e-6)
+    close(at(dapo_clip, 1.3, 1.0), (-1.28, 0.0), rtol=1e-6)
+    close(at(ppo_clip, 1.25, 1.0), (-1.2, 0.0), rtol=1e-6)
+    close(at(dapo_clip, 12.0, -1.0), (10.0, 0.0), rtol=1e-6)
 
 
 @for_each(
@@ -113,10 +113,10 @@ bounds = jax.jit(dcpo_bounds)
 def test_worked_bounds(probability, low, high):
     got = bounds(jnp.log(jnp.array([probability])))
     # Where 4 eps_low / q is near 1 the root magnifies the rounding of the logarithm.
-    np.testing.assert_allclose(np.ravel(got), [low, high], atol=1e-5)
+    close(np.ravel(got), [low, high], atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@quick
 @given(st.floats(-200, 0, width=32), st.floats(0, 0.24), st.floats(0, 2))
 def test_bounds_hold_one_and_widen_for_rarer_tokens(logp, eps_low, eps_high):
     low, high = bounds(jnp.array([logp, 0.0]), eps_low=eps_low, eps_high=eps_high)
@@ -127,8 +127,8 @@ def test_bounds_hold_one_and_widen_for_rarer_tokens(logp, eps_low, eps_high):
 def test_dcpo_bounds():
     # Epsilon zero is a band of no width.
     low, high = bounds(jnp.array([-0.1, -5.0, -500.0]), eps_low=0.0, eps_high=0.0)
-    np.testing.assert_array_equal(low, 1.0)
-    np.testing.assert_array_equal(high, 1.0)
+    equal(low, 1.0)
+    equal(high, 1.0)
 
     # Bounds of masked tokens are those of certainty.
     low, high = bounds(jnp.array([-2.0, jnp.nan]), jnp.array([True, False]))
@@ -138,7 +138,7 @@ def test_dcpo_bounds():
 
     # Without a greatest bound they grow.
     _, high = dcpo_bounds(jnp.log(jnp.array([1e-4])), r_max=np.inf)
-    np.testing.assert_allclose(high, 0.5 + 0.5 * np.sqrt(1 + 0.8 / 1e-4), rtol=1e-5)
+    close(high, 0.5 + 0.5 * np.sqrt(1 + 0.8 / 1e-4), rtol=1e-5)
 
     # The bounds are constants.
     old = jnp.log(jnp.array([0.3]))
@@ -146,7 +146,7 @@ def test_dcpo_bounds():
     assert not np.any(gradient)
 
     # The dual clip is an option.
-    np.testing.assert_allclose(dcpo_at(12.0, -1.0, 0.05, dual_clip=None), (12.0, 12.0), rtol=1e-5)
+    close(dcpo_at(12.0, -1.0, 0.05, dual_clip=None), (12.0, 12.0), rtol=1e-5)
 
 
 def dcpo_at(ratio, advantage, probability, **options):
@@ -173,7 +173,7 @@ def dcpo_at(ratio, advantage, probability, **options):
 )
 def test_clip_by_probability(ratio, advantage, probability, expected):
     got = dcpo_at(ratio, advantage, probability)
-    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=1e-5)
+    close(got, expected, atol=2e-5, rtol=1e-5)
     assert (got[1] == 0) == (expected[1] == 0)
 
 
@@ -223,21 +223,21 @@ def gate(ratio, advantage=1.0, **options):
     ],
 )
 def test_worked_numbers(ratio, advantage, expected):
-    np.testing.assert_allclose(gate(ratio, advantage), expected, atol=6e-6)
+    close(gate(ratio, advantage), expected, atol=6e-6)
 
 
 @for_each("tau", [0.1, 1.0, 1.05, 7.0])
 def test_unchanged_policy_has_value_two_over_tau_and_slope_one(tau):
     for advantage in (1.0, -1.0):
         got = gate(1.0, advantage, tau_pos=tau, tau_neg=tau)
-        np.testing.assert_allclose(got, (2 / tau, 1.0), rtol=1e-6)
+        close(got, (2 / tau, 1.0), rtol=1e-6)
 
 
 def test_sapo():
     # A small tau tends to the plain ratio.
     for ratio in (0.2, 1.0, 5.0, 20.0):
         slope = gate(ratio, tau_pos=1e-4)[1]
-        np.testing.assert_allclose(slope, ratio, rtol=1e-5)
+        close(slope, ratio, rtol=1e-5)
 
     # A huge ratio has no gradient left.
     for advantage in (1.0, -1.0):

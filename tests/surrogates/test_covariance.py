@@ -2,8 +2,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import compiled
-from compiled_surrogates import (
+from cheap import close, compiled, equal, quick
+from hypothesis import given
+from hypothesis import strategies as st
+from rows import for_each
+
+import jaxrl_llm as jr
+from jaxrl_llm.surrogates import (
     clip_cov,
     clip_cov_selection,
     kl_cov,
@@ -12,11 +17,6 @@ from compiled_surrogates import (
     reinforce,
     token_covariance,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from rows import for_each
-
-import jaxrl_llm as jr
 
 ADVANTAGES = jnp.array([1.0, 1.0, -1.0, -1.0])
 LOGP = jnp.array([-0.1, -3.0, -0.1, -3.0])
@@ -38,23 +38,19 @@ def reference_covariance(advantages, logp, mask):
 
 def test_token_covariance():
     # Worked covariance.
-    np.testing.assert_allclose(
-        token_covariance(ADVANTAGES, LOGP, FULL), [1.45, -1.45, -1.45, 1.45], rtol=1e-6
-    )
+    close(token_covariance(ADVANTAGES, LOGP, FULL), [1.45, -1.45, -1.45, 1.45], rtol=1e-6)
 
     # Covariance of one advantage a sequence.
     a = TOKENS[..., 0]
     spread = np.broadcast_to(a[..., None], SHAPE)
-    np.testing.assert_array_equal(
-        token_covariance(a, NEW, MASK), token_covariance(spread, NEW, MASK)
-    )
+    equal(token_covariance(a, NEW, MASK), token_covariance(spread, NEW, MASK))
 
 
 @for_each("junk", [0.0, 1e4, np.nan, np.inf])
 def test_covariance_equals_float64_and_never_reads_masked_cells(junk):
     advantages, logp = np.where(MASK, TOKENS, junk), np.where(MASK, NEW, junk)
     got = token_covariance(advantages.astype(np.float32), logp.astype(np.float32), MASK)
-    np.testing.assert_allclose(got, reference_covariance(TOKENS, NEW, MASK), rtol=1e-5, atol=1e-6)
+    close(got, reference_covariance(TOKENS, NEW, MASK), rtol=1e-5, atol=1e-6)
 
 
 def test_kl_cov_selection():
@@ -79,7 +75,7 @@ select_kl = jax.jit(kl_cov_selection)
 select_clip = jax.jit(clip_cov_selection)
 
 
-@settings(max_examples=25, deadline=None)
+@quick
 @given(st.integers(0, 1000), st.floats(1e-4, 1.0))
 def test_kl_cov_selects_the_highest(seed, ratio):
     rng = np.random.default_rng(seed)
@@ -99,7 +95,7 @@ def test_clip_cov_selection():
     candidates = MASK & (covariance > 0.3) & (covariance < 2.0)
     bounds = {"lower": 0.3, "upper": 2.0}
     everything = select_clip(TOKENS, NEW, MASK, KEY, ratio=1.0, **bounds)
-    np.testing.assert_array_equal(everything, candidates)
+    equal(everything, candidates)
     count = int(0.1 * MASK.sum())
     assert 0 < count < candidates.sum()
     picks = [
@@ -109,7 +105,7 @@ def test_clip_cov_selection():
     assert all(p.sum() == count and not (p & ~candidates).any() for p in picks)
     assert (sum(picks)[candidates] > 0).mean() > 0.8  # at random, not always the same
     excluded = select_clip(TOKENS, NEW, MASK, KEY, ratio=1.0, exclude=picks[0], **bounds)
-    np.testing.assert_array_equal(excluded, candidates & ~picks[0])
+    equal(excluded, candidates & ~picks[0])
 
     # The choice is uniform.
     x = jnp.array([1.0, -1.0, 2.0, -2.0])  # covariances 1, 1, 4, 4
@@ -117,19 +113,19 @@ def test_clip_cov_selection():
         jax.random.split(KEY, 2000)
     )
     assert (picks.sum(-1) == 1).all()
-    np.testing.assert_allclose(picks.mean(0), 0.25, atol=4 * np.sqrt(0.25 * 0.75 / 2000))
+    close(picks.mean(0), 0.25, atol=4 * np.sqrt(0.25 * 0.75 / 2000))
 
     # Padding changes no choice.
     chosen = {"ratio": 0.1, "lower": 0.3, "upper": 2.0}
     plain = clip_cov_selection(TOKENS, NEW, MASK, KEY, **chosen)
     tokens, new, mask = (np.pad(x, ((0, 0), (0, 0), (0, 3))) for x in (TOKENS, NEW, MASK))
     padded = clip_cov_selection(tokens, new, mask, KEY, **chosen)
-    np.testing.assert_array_equal(padded[..., :-3], plain)
+    equal(padded[..., :-3], plain)
     assert not padded[..., -3:].any()
 
     # Selection takes the names of a batch.
     got = clip_cov_selection(TOKENS, old_logp=NEW, mask=MASK, key=KEY)
-    np.testing.assert_array_equal(got, clip_cov_selection(TOKENS, NEW, MASK, KEY))
+    equal(got, clip_cov_selection(TOKENS, NEW, MASK, KEY))
     with pytest.raises(ValueError, match=r"kl_cov_selection: .*old_logp \(4, 6\), mask"):
         kl_cov_selection(TOKENS, old_logp=NEW[0], mask=MASK)
 
@@ -158,25 +154,25 @@ def test_clip_cov():
     got = loss_and_gradient(clip_cov, selected=jnp.asarray(selected), eps_high=0.3)
     plain = loss_and_gradient(ppo_clip, eps_high=0.3)
     for x, expected in zip(got, plain, strict=True):
-        np.testing.assert_allclose(x, np.where(selected, 0.0, expected), rtol=1e-6, atol=0)
+        close(x, np.where(selected, 0.0, expected), rtol=1e-6, atol=0)
 
     # Clip cov without candidates is ppo.
     advantages = np.full(SHAPE[:-1], 1.5, np.float32)  # no covariance
     got = loss_and_gradient(clip_cov, advantages=advantages, key=KEY)
     plain = loss_and_gradient(ppo_clip, advantages=advantages)
     for x, expected in zip(got, plain, strict=True):
-        np.testing.assert_array_equal(x, expected)
+        equal(x, expected)
 
     # Clip cov spares tokens that the ratio clip stops.
     chosen = {"ratio": 1.0, "lower": -np.inf, "upper": np.inf}
     loss, _ = loss_and_gradient(clip_cov, key=KEY, **chosen)
     r = np.exp(NEW - OLD)
     stopped = -TOKENS * np.clip(r, 0.8, 1.2) > -TOKENS * r
-    np.testing.assert_array_equal(np.asarray(loss) != 0, stopped & MASK)
+    equal(np.asarray(loss) != 0, stopped & MASK)
 
     # A selection made here is the one of the selection function.
     selected = kl_cov_selection(TOKENS, NEW, MASK, ratio=0.2)
-    np.testing.assert_allclose(
+    close(
         loss_and_gradient(kl_cov, ratio=0.2),
         loss_and_gradient(kl_cov, selected=selected),
         rtol=1e-6,
@@ -184,7 +180,7 @@ def test_clip_cov():
     old = np.where(TOKENS > 0, NEW + 1, NEW - 1)  # the ratio clip stops nothing
     bounds = {"ratio": 0.1, "lower": 0.1, "upper": 3.0}
     selected = clip_cov_selection(TOKENS, NEW, MASK, KEY, **bounds)
-    np.testing.assert_allclose(
+    close(
         loss_and_gradient(clip_cov, old=old, key=KEY, **bounds),
         loss_and_gradient(clip_cov, old=old, selected=selected),
         rtol=1e-6,
@@ -198,9 +194,9 @@ def test_kl_cov():
     loss, gradient = loss_and_gradient(kl_cov, **options)
     r = np.exp(NEW.astype(np.float64) - OLD)
     expected = -TOKENS * r + selected * 0.7 * np.abs(NEW - OLD)
-    np.testing.assert_allclose(loss, np.where(MASK, expected, 0), rtol=1e-5, atol=1e-6)
+    close(loss, np.where(MASK, expected, 0), rtol=1e-5, atol=1e-6)
     slope = -TOKENS * r + selected * 0.7 * np.sign(NEW - OLD)
-    np.testing.assert_allclose(gradient, np.where(MASK, slope, 0), rtol=1e-5, atol=1e-6)
+    close(gradient, np.where(MASK, slope, 0), rtol=1e-5, atol=1e-6)
 
     # Kl cov without a coefficient leaves impossible tokens out.
     logp, selected = jnp.array([-jnp.inf, -1.0]), jnp.ones(2, bool)
@@ -216,9 +212,9 @@ def test_kl_cov():
     # Kl cov on policy is the policy gradient.
     loss = lambda x: kl_cov(x, NEW, TOKENS, MASK, selected=None, ratio=1.0).sum()  # noqa: E731
     value, gradient = jax.value_and_grad(loss)(NEW)
-    np.testing.assert_allclose(value, -TOKENS[MASK].sum(), rtol=1e-5)
+    close(value, -TOKENS[MASK].sum(), rtol=1e-5)
     plain = jax.grad(lambda x: reinforce(x, None, TOKENS, MASK).sum())(NEW)
-    np.testing.assert_array_equal(gradient, plain)
+    equal(gradient, plain)
 
 
 @for_each("function", [clip_cov, kl_cov])
@@ -257,4 +253,4 @@ def test_a_covariance_is_a_constant():
     slope = jax.grad(
         lambda x: jr.surrogates.token_covariance(jnp.array([[1.0, -1.0, 2.0]]), x, mask).sum()
     )
-    np.testing.assert_array_equal(slope(logp), 0)
+    equal(slope(logp), 0)

@@ -2,10 +2,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import compiled
-from compiled_surrogates import decoupled_ppo, mix_ppg, ppo_clip, reinforce
+from cheap import close, compiled, equal
 from rows import for_each
 from surrogate_cases import clipped, numeric_gradient, ratio
+
+from jaxrl_llm.surrogates import decoupled_ppo, mix_ppg, ppo_clip, reinforce
 
 ONE = jnp.ones(1, bool)
 SHAPE = (3, 4, 5)
@@ -40,16 +41,14 @@ def both(function, old=OLD, behavior=BEHAVIOR, **options):
 
 def assert_same(got, expected, rtol=1e-6):
     for a, b in zip(got, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-7)
+        close(a, b, rtol=rtol, atol=1e-7)
 
 
 def test_worked_numbers():
-    np.testing.assert_allclose(at(decoupled_ppo, 0.3, 0.2, 0.25), (-0.96, 0.0), atol=1e-6)
-    np.testing.assert_allclose(at(mix_ppg, 0.3, 0.2, 0.25), (-1.0, 0.0), atol=1e-6)
+    close(at(decoupled_ppo, 0.3, 0.2, 0.25), (-0.96, 0.0), atol=1e-6)
+    close(at(mix_ppg, 0.3, 0.2, 0.25), (-1.0, 0.0), atol=1e-6)
     # A clip centered on 1 that holds the same distance from q would have left it active.
-    np.testing.assert_allclose(
-        at(ppo_clip_around_the_sampler, 0.3, 0.2, 0.25), (-1.2, -1.2), rtol=1e-6
-    )
+    close(at(ppo_clip_around_the_sampler, 0.3, 0.2, 0.25), (-1.2, -1.2), rtol=1e-6)
 
 
 def ppo_clip_around_the_sampler(logp, old_logp, advantages, mask, *, behavior_logp):
@@ -72,10 +71,10 @@ def test_value_and_gradient_match_float64(function, seed):
     def loss(x):
         return function(x, OLD, TOKENS, MASK, behavior_logp=BEHAVIOR, **options)
 
-    np.testing.assert_allclose(loss(LOGP), MASK * reference(x64), rtol=1e-5, atol=1e-6)
+    close(loss(LOGP), MASK * reference(x64), rtol=1e-5, atol=1e-6)
     got = jax.grad(lambda x: jnp.sum(weights * loss(x)))(LOGP)
     expected = numeric_gradient(lambda x: np.sum(weights * MASK * reference(x)), x64)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @for_each("function", BOTH)
@@ -89,7 +88,7 @@ def test_decoupled_ppo():
     _, gradient = both(decoupled_ppo, old=None)
     weight = np.exp(LOGP - BEHAVIOR)
     plain = jax.grad(lambda x: reinforce(x, None, TOKENS, MASK, weight=weight).sum())(LOGP)
-    np.testing.assert_allclose(gradient, plain, rtol=1e-6)
+    close(gradient, plain, rtol=1e-6)
 
     # Decoupled is ppo with a weight.
     weight = np.exp(OLD - BEHAVIOR)
@@ -115,12 +114,12 @@ def test_mix_ppg():
     q, center = np.exp(LOGP - BEHAVIOR), np.exp(OLD - BEHAVIOR)
     stopped = np.where(TOKENS > 0, q > center + 0.2, q < center - 0.2) & MASK
     assert stopped.any()
-    np.testing.assert_array_equal(np.asarray(gradient) == 0, stopped | ~MASK)
+    equal(np.asarray(gradient) == 0, stopped | ~MASK)
 
     # Mix ppg counts its band in units of the weight.
     # The sampler is rarer by half: q = 2 at the last policy, and the band is 1.8 to 2.2.
-    np.testing.assert_allclose(at(mix_ppg, 0.41, 0.4, 0.2), (-2.05, -2.05), rtol=1e-5)
-    np.testing.assert_allclose(at(mix_ppg, 0.46, 0.4, 0.2), (-2.2, 0.0), rtol=1e-5)
+    close(at(mix_ppg, 0.41, 0.4, 0.2), (-2.05, -2.05), rtol=1e-5)
+    close(at(mix_ppg, 0.46, 0.4, 0.2), (-2.2, 0.0), rtol=1e-5)
 
 
 @for_each("function", BOTH)
@@ -138,7 +137,7 @@ def test_far_log_ratios_are_clamped(function):
     mask = jnp.ones(2, bool)
     behavior = jnp.array([-60.0, 60.0])
     loss = lambda x: function(x, jnp.zeros(2), -jnp.ones(2), mask, behavior_logp=behavior)  # noqa: E731
-    np.testing.assert_allclose(loss(jnp.zeros(2))[0], np.exp(20.0), rtol=1e-5)
+    close(loss(jnp.zeros(2))[0], np.exp(20.0), rtol=1e-5)
     assert np.isfinite(jax.grad(lambda x: loss(x).sum())(jnp.zeros(2))).all()
 
 

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import compiled
-from compiled_surrogates import drpo_len, kl_barrier, kl_from_old, length_softmax_weights
-from hypothesis import given, settings
+from cheap import close, compiled, equal, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from rows import for_each
@@ -14,6 +13,7 @@ from rows import for_each
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of
+from jaxrl_llm.surrogates import drpo_len, kl_barrier, kl_from_old, length_softmax_weights
 from jaxrl_llm.surrogates.decoupled_length import log_mean_exp
 
 SHAPE = (4, 3, 5)
@@ -66,10 +66,8 @@ def test_worked_numbers():
 
     value, gradient = jax.value_and_grad(group)(logp)
     assert float(value) == pytest.approx(0.120758, abs=1e-6)
-    np.testing.assert_allclose(
-        gradient.sum(-1), [0.924142, 0.075858, -0.490001, -0.509999], atol=1e-6
-    )
-    np.testing.assert_allclose(
+    close(gradient.sum(-1), [0.924142, 0.075858, -0.490001, -0.509999], atol=1e-6)
+    close(
         length_softmax_weights(jnp.array([1.0, 2.0, 4.0, 3.0]), advantages > 0, length=4),
         [0.924142, 0.075858, 0.0, 0.0],
         atol=1e-6,
@@ -91,7 +89,7 @@ def test_value_and_gradient_are_those_of_the_paper(options):
             paper64(high, ADVANTAGES, MASK, **settings64)
             - paper64(low, ADVANTAGES, MASK, **settings64)
         ) / 2e-6
-    np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-6)
+    close(gradient, numeric, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_of_groups():
@@ -99,20 +97,18 @@ def test_gradients_of_groups():
     gradient = np.asarray(gradient_of(LOGP)).sum(-1) * len(LOGP)
     coefficients = -gradient[[0, 1]]
     sides = np.sign(ADVANTAGES)[[0, 1]] * (LENGTHS[[0, 1]] > 0)
-    np.testing.assert_allclose((coefficients * (sides > 0)).sum(-1), 1.0, rtol=1e-5)
-    np.testing.assert_allclose((coefficients * (sides < 0)).sum(-1), -1.0, rtol=1e-5)
+    close((coefficients * (sides > 0)).sum(-1), 1.0, rtol=1e-5)
+    close((coefficients * (sides < 0)).sum(-1), -1.0, rtol=1e-5)
     assert (coefficients * sides >= 0).all()
     # The group of right answers alone, and who takes no side, have no gradient.
     assert not gradient[2].any()
     assert gradient[3, 0] == 0.0
 
     # Only the sign of the advantages counts.
-    np.testing.assert_array_equal(
-        gradient_of(LOGP), gradient_of(LOGP, advantages=np.sign(ADVANTAGES))
-    )
+    equal(gradient_of(LOGP), gradient_of(LOGP, advantages=np.sign(ADVANTAGES)))
     rewards = jnp.array([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     for baseline in (jr.advantages.dr_grpo, jr.advantages.grpo, jr.advantages.rloo):
-        np.testing.assert_array_equal(
+        equal(
             loss(LOGP, advantages=baseline(rewards)),
             loss(LOGP, advantages=jr.advantages.dr_grpo(rewards)),
         )
@@ -120,7 +116,7 @@ def test_gradients_of_groups():
     # Infinite temperatures.
     inf = float("inf")
     gradient = np.asarray(jax.grad(lambda x: loss(x, lam=1e6, tau=1e6))(LOGP)).sum(-1)
-    np.testing.assert_allclose(4 * gradient[0], [-0.5, -0.5, 1.0], atol=1e-4)
+    close(4 * gradient[0], [-0.5, -0.5, 1.0], atol=1e-4)
     shares = length_softmax_weights(jnp.array([1.0, 5.0]), jnp.ones(2, bool), length=8, lam=inf)
     assert shares.tolist() == [0.5, 0.5]
 
@@ -130,7 +126,7 @@ def test_gradients_of_groups():
         jax.grad(lambda x, w=w: loss(x, mask=mask, weights=w))(LOGP)
         for w in (aggregate.group_mean, aggregate.sequence_mean)
     ]
-    np.testing.assert_allclose(got[0], got[1], rtol=1e-5)
+    close(got[0], got[1], rtol=1e-5)
 
 
 @for_each("tau", [float("inf"), 1e8, 100.0])
@@ -150,10 +146,10 @@ def test_at_a_high_temperature_wrong_answers_are_lowered_equally(tau):
     for number in (tau, jnp.float32(tau)):
         value, gradient = jax.jit(jax.value_and_grad(objective))(logp, number)
         assert float(value) == pytest.approx(0.5 + mean, rel=1e-6)
-        np.testing.assert_allclose(gradient[:, 0], [-1.0, *shares], rtol=1e-6)
+        close(gradient[:, 0], [-1.0, *shares], rtol=1e-6)
 
 
-@settings(max_examples=30, deadline=None, database=None, derandomize=True)
+@quick
 @given(
     lengths=hnp.arrays(np.float32, (3, 4), elements=st.integers(0, 64).map(float)),
     right=hnp.arrays(np.bool_, (3, 4)),
@@ -161,7 +157,7 @@ def test_at_a_high_temperature_wrong_answers_are_lowered_equally(tau):
 def test_shares(lengths, right):
     got = np.asarray(length_softmax_weights(lengths, right, length=32, lam=0.05))
     for row, n, keep in zip(got, lengths, right, strict=True):
-        np.testing.assert_allclose(row, shares64(n.astype(float), keep, 32, 0.05), atol=1e-6)
+        close(row, shares64(n.astype(float), keep, 32, 0.05), atol=1e-6)
     assert not got[~right].any()
 
 
@@ -174,7 +170,7 @@ def test_masked_cells_are_never_read(junk):
         advantages=np.where(MASK.any(-1), ADVANTAGES, np.float32(junk)),
     )
     assert clean[0] == dirty[0]
-    np.testing.assert_array_equal(clean[1], dirty[1])
+    equal(clean[1], dirty[1])
     for estimator in ("k1", "k3"):
         term = lambda x, o: kl_from_old(x, o, MASK, estimator=estimator).sum()  # noqa: B023, E731
         want = jax.value_and_grad(term)(LOGP, old)
@@ -182,7 +178,7 @@ def test_masked_cells_are_never_read(junk):
             np.where(MASK, LOGP, np.float32(junk)), np.where(MASK, old, np.float32(junk))
         )
         assert want[0] == got[0]
-        np.testing.assert_array_equal(want[1], got[1])
+        equal(want[1], got[1])
     shares = length_softmax_weights(jnp.array([1.0, junk]), jnp.array([True, False]), length=4)
     assert shares.tolist() == [1.0, 0.0]
 
@@ -221,11 +217,11 @@ def test_extremes():
     value, gradient = jax.value_and_grad(objective)(logp)
     terms = np.exp(np.array([-np.inf, -0.75, -1.5]) / 2.0)
     assert float(value) == pytest.approx(0.5 + 2.0 * np.log(terms.mean()), rel=1e-6)
-    np.testing.assert_allclose(gradient[:, 0], [-1.0, *terms / terms.sum()], rtol=1e-6)
+    close(gradient[:, 0], [-1.0, *terms / terms.sum()], rtol=1e-6)
     # All of them: the objective has no bound, its gradient has.
     value, gradient = jax.value_and_grad(objective)(logp.at[1:].set(-jnp.inf))
     assert value == -jnp.inf
-    np.testing.assert_allclose(gradient[:, 0], [-1.0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    close(gradient[:, 0], [-1.0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
 
     # A coefficient of zero leaves impossible tokens out.
     logp, old = jnp.array([-jnp.inf, -1.0]), jnp.array([-1.0, -1.5])
@@ -251,7 +247,7 @@ def test_an_impossible_response_outside_the_objective_changes_nothing(tau, advan
     value, gradient = jax.value_and_grad(objective)(logp)
     expected, slope = jax.value_and_grad(objective)(logp.at[1, 0].set(-3.0))
     assert value == expected
-    np.testing.assert_array_equal(gradient, slope)
+    equal(gradient, slope)
     assert not gradient[1].any() and gradient[2].all()
 
 
@@ -263,17 +259,13 @@ def test_constants_dtypes_and_compilation():
 
     gradients = jax.grad(lambda *x: function(*x).sum(), argnums=(1, 2))(LOGP, old, advantages)
     assert not any(g.any() for g in gradients)
-    np.testing.assert_array_equal(function(LOGP, old, advantages), function(LOGP, None, advantages))
-    np.testing.assert_allclose(
-        jax.jit(function)(LOGP, old, advantages), function(LOGP, old, advantages), rtol=1e-6
-    )
+    equal(function(LOGP, old, advantages), function(LOGP, None, advantages))
+    close(jax.jit(function)(LOGP, old, advantages), function(LOGP, old, advantages), rtol=1e-6)
     low = jnp.asarray(LOGP, jnp.bfloat16)
     assert function(low, None, advantages).dtype == jnp.float32
-    np.testing.assert_array_equal(
-        function(low, None, advantages), function(low.astype(jnp.float32), None, advantages)
-    )
+    equal(function(low, None, advantages), function(low.astype(jnp.float32), None, advantages))
     mapped = jax.vmap(lambda x, a, m: drpo_len(x, None, a, m, **OPTIONS))(LOGP, advantages, MASK)
-    np.testing.assert_allclose(mapped, function(LOGP, None, advantages), rtol=1e-6)
+    close(mapped, function(LOGP, None, advantages), rtol=1e-6)
     assert traits_of(drpo_len).level == "sequence"
     assert not traits_of(drpo_len).policy_gradient
 
@@ -292,8 +284,8 @@ def test_kl_has_the_value_and_the_gradient_of_the_divergence(estimator):
         return jnp.sum(jnp.exp(old) * (old - jax.nn.log_softmax(z)))
 
     for z in (logits, old):
-        np.testing.assert_allclose(sampled(z), exact(z), atol=1e-6)
-        np.testing.assert_allclose(jax.grad(sampled)(z), jax.grad(exact)(z), atol=1e-6)
+        close(sampled(z), exact(z), atol=1e-6)
+        close(jax.grad(sampled)(z), jax.grad(exact)(z), atol=1e-6)
 
 
 def test_kl_from_old_and_its_barrier():
@@ -301,21 +293,17 @@ def test_kl_from_old_and_its_barrier():
     logp, old = jnp.array([-1.0, -2.0, -1.5, -1.0]), jnp.array([-1.5, -1.0, -1.5, -1.01])
     mask = jnp.ones(4, bool)
     d = np.asarray(logp, np.float64) - np.asarray(old, np.float64)
-    np.testing.assert_allclose(kl_from_old(logp, old, mask), -d, atol=1e-7)
-    np.testing.assert_allclose(
-        kl_from_old(logp, old, mask, estimator="k3"), np.expm1(d) - d, rtol=1e-4, atol=1e-8
-    )
+    close(kl_from_old(logp, old, mask), -d, atol=1e-7)
+    close(kl_from_old(logp, old, mask, estimator="k3"), np.expm1(d) - d, rtol=1e-4, atol=1e-8)
     wide = jnp.full((2, 1, 1), 3.0)
-    np.testing.assert_allclose(
+    close(
         kl_from_old(jnp.tile(logp, (2, 3, 1)), jnp.tile(old, (2, 3, 1)), jnp.ones((2, 3, 4), bool),
                     coef=wide),
         np.tile(-3 * d, (2, 3, 1)), rtol=1e-4, atol=1e-6,
     )  # fmt: skip
     coef_gradient = jax.grad(lambda c: kl_from_old(logp, old, mask, coef=c).sum())(2.0)
     assert coef_gradient == 0.0
-    np.testing.assert_allclose(
-        kl_barrier(jnp.array([-1.0, 0.0, 1e-4, 2e-4, 1.0])), [0, 0, 0, 0.1, 999.9], atol=1e-4
-    )
+    close(kl_barrier(jnp.array([-1.0, 0.0, 1e-4, 2e-4, 1.0])), [0, 0, 0, 0.1, 999.9], atol=1e-4)
 
     # The whole loss of the paper. J, and the divergence of the batch times its excess, the factor
     # detached.
@@ -336,7 +324,7 @@ def test_kl_from_old_and_its_barrier():
     expected = paper64(x64, ADVANTAGES, MASK, **OPTIONS) + factor * kl
     assert float(value) == pytest.approx(expected, rel=1e-4)
     extra = np.asarray(gradient) - np.asarray(gradient_of(LOGP))
-    np.testing.assert_allclose(extra, -factor * MASK / MASK.sum(), rtol=1e-3, atol=1e-6)
+    close(extra, -factor * MASK / MASK.sum(), rtol=1e-3, atol=1e-6)
 
     # The coefficient as a controller.
     controller = jr.stateless(jr.bind(jr.given(kl_barrier, kl="last_kl"), beta=10.0, delta=0.5))
@@ -394,4 +382,4 @@ def test_a_mean_counts_the_entries_of_its_own_row():
     x = jnp.array([[0.0, 1.0, 2.0], [1.0, 1.0, 5.0]])
     where = jnp.array([[True, True, True], [True, False, False]])
     rows = [np.log(np.mean(np.exp([0.0, 1.0, 2.0]))), 1.0]
-    np.testing.assert_allclose(log_mean_exp(x, where)[:, 0], rows, rtol=1e-6)
+    close(log_mean_exp(x, where)[:, 0], rows, rtol=1e-6)

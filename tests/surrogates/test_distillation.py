@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_surrogates import (
+from cheap import close, equal, quick
+from hypothesis import given
+from hypothesis import strategies as st
+from rows import for_each
+
+from jaxrl_llm.surrogates import (
     add_tail,
     distillation_divergence,
     entropy_weights,
@@ -23,12 +28,8 @@ from compiled_surrogates import (
     top_tokens,
     topk_with_tail,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from rows import for_each
 
 S, T = np.array([0.7, 0.2, 0.1]), np.array([0.5, 0.3, 0.2])
-quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 
 
 def divergence(s, t, alpha):
@@ -43,14 +44,14 @@ def divergence(s, t, alpha):
 @for_each(("alpha", "expected"), [(0, 0.092033), (1, 0.085123), (0.5, 0.021901)])
 def test_worked_divergences(alpha, expected):
     out = distillation_divergence(jnp.log(S), jnp.log(T), alpha=alpha)
-    np.testing.assert_allclose(out, expected, atol=1e-6)
+    close(out, expected, atol=1e-6)
 
 
 def test_a_support_and_its_tail():
     # Worked tails.
     for p, tail in ((S, -2.302585), (T, -1.609438)):
         log_probs = topk_with_tail(jnp.log(p) + 3.0, jnp.array([0, 1]))
-        np.testing.assert_allclose(log_probs, [*np.log(p[:2]), tail], rtol=1e-5)
+        close(log_probs, [*np.log(p[:2]), tail], rtol=1e-5)
 
     # Merging tokens into a tail can only lower the divergence.
     rng = np.random.default_rng(0)
@@ -67,7 +68,7 @@ def test_a_support_and_its_tail():
     support = jnp.array([0, 1])
     tail = lambda x: topk_with_tail(x, support)[-1]  # noqa: E731
     value, gradient = jax.value_and_grad(tail)(logits)
-    np.testing.assert_allclose(value, np.log(1e-7), rtol=1e-3)
+    close(value, np.log(1e-7), rtol=1e-3)
     assert not np.any(gradient)
 
     # Statistics are rows of the softmax and jit.
@@ -78,8 +79,8 @@ def test_a_support_and_its_tail():
     chosen = jax.jit(support_log_probs)(logits, targets, support=support)
     assert chosen.dtype == jnp.float32
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
-    np.testing.assert_allclose(chosen, -np.sort(-log_p, axis=-1)[:, :4], rtol=1e-5)
-    np.testing.assert_allclose(np.exp(add_tail(chosen)).sum(-1), 1.0, rtol=1e-5)
+    close(chosen, -np.sort(-log_p, axis=-1)[:, :4], rtol=1e-5)
+    close(np.exp(add_tail(chosen)).sum(-1), 1.0, rtol=1e-5)
     assert top_tokens(logits, count=100).shape == (5, 9)
 
 
@@ -88,11 +89,11 @@ def test_a_support_and_its_tail():
 def test_divergence_against_float64(seed, alpha):
     s, t = np.random.default_rng(seed).dirichlet(np.ones(6), 2).astype(np.float32)
     out = distillation_divergence(jnp.log(s), jnp.log(t), alpha=alpha)
-    np.testing.assert_allclose(out, divergence(s, t, alpha), rtol=1e-3, atol=1e-5)
+    close(out, divergence(s, t, alpha), rtol=1e-3, atol=1e-5)
     assert out >= -1e-6
     if alpha == 0.5:
         back = distillation_divergence(jnp.log(t), jnp.log(s), alpha=alpha)
-        np.testing.assert_allclose(out, back, rtol=1e-3, atol=1e-6)
+        close(out, back, rtol=1e-3, atol=1e-6)
 
 
 @for_each("alpha", [0, 0.3, 0.5, 1])
@@ -104,8 +105,8 @@ def test_an_agreeing_teacher_gives_nothing(alpha):
         return distillation_divergence(jax.nn.log_softmax(x), teacher, alpha=alpha).sum()
 
     value, gradient = jax.value_and_grad(loss)(logits)
-    np.testing.assert_allclose(value, 0.0, atol=2e-6)
-    np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
+    close(value, 0.0, atol=2e-6)
+    close(gradient, 0.0, atol=1e-6)
 
 
 @for_each("alpha", [0, 0.3, 1])
@@ -128,9 +129,9 @@ def test_a_support_of_the_whole_vocabulary_has_no_tail(alpha):
         )
         return whole, tail
 
-    np.testing.assert_allclose(*both(s), rtol=1e-4, atol=1e-6)
+    close(*both(s), rtol=1e-4, atol=1e-6)
     gradients = [jax.grad(lambda x, i=i: both(x)[i].sum())(s) for i in range(2)]
-    np.testing.assert_allclose(*gradients, rtol=1e-3, atol=1e-5)
+    close(*gradients, rtol=1e-3, atol=1e-5)
 
 
 def test_impossible_events():
@@ -145,14 +146,14 @@ def test_impossible_events():
     # One sided zeros.
     s = jnp.log(jnp.array([0.5, 0.5, 0.0]))
     t = jnp.log(jnp.array([0.5, 0.25, 0.25]))
-    np.testing.assert_allclose(distillation_divergence(s, t, alpha=1), 0.5 * np.log(2), rtol=1e-6)
+    close(distillation_divergence(s, t, alpha=1), 0.5 * np.log(2), rtol=1e-6)
     assert distillation_divergence(s, t, alpha=0) == np.inf
     value, gradient = jax.value_and_grad(distillation_divergence)(s, t)
     m = np.array([0.5, 0.375, 0.125])
     expected = 0.5 * 0.5 * np.log(0.5 / 0.375) + 0.5 * (
         0.25 * np.log(0.25 / 0.375) + 0.25 * np.log(0.25 / m[2])
     )
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    close(value, expected, rtol=1e-5)
     assert np.isfinite(gradient).all()
 
     # A token that neither student nor teacher can produce is not learned.
@@ -161,8 +162,8 @@ def test_impossible_events():
     def loss(x):
         return sdpo_sampled(x, None, 0.0, jnp.ones(2, bool), teacher_token_logp=teacher)
 
-    np.testing.assert_array_equal(loss(logp), [0.0, 1.5])
-    np.testing.assert_array_equal(jax.grad(lambda x: loss(x).sum())(logp), [0.0, -1.0])
+    equal(loss(logp), [0.0, 1.5])
+    equal(jax.grad(lambda x: loss(x).sum())(logp), [0.0, -1.0])
 
 
 @for_each("alpha", [0, 0.4, 1])
@@ -172,8 +173,8 @@ def test_events_of_probability_zero_count_as_nothing(alpha):
     padded = [jnp.append(x, -jnp.inf) for x in (s, t)]
     value, gradient = jax.value_and_grad(loss)(*padded)
     expected = jax.value_and_grad(loss)(s, t)
-    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
-    np.testing.assert_allclose(gradient[:3], expected[1], rtol=1e-6)
+    close(value, expected[0], rtol=1e-6)
+    close(gradient[:3], expected[1], rtol=1e-6)
     assert gradient[3] == 0
 
 
@@ -187,15 +188,13 @@ def test_sdpo():
     full = {"student_logp": single(S), "teacher_logp": single(T)}
     top = {"student_logp": single(S[:2]), "teacher_logp": single(T[:2])}
     call = lambda arrays, rest: sdpo(logp, None, zero, mask, **arrays, rest=rest)[0]  # noqa: E731
-    np.testing.assert_allclose(call(full, "none"), 0.021901, atol=1e-6)
-    np.testing.assert_allclose(call(full, "tail"), 0.021901, atol=1e-6)
-    np.testing.assert_allclose(call(top, "tail"), 0.021901, atol=1e-6)
+    close(call(full, "none"), 0.021901, atol=1e-6)
+    close(call(full, "tail"), 0.021901, atol=1e-6)
+    close(call(top, "tail"), 0.021901, atol=1e-6)
     expected = divergence(S[:2] / 0.9, T[:2] / 0.8, 0.5)
-    np.testing.assert_allclose(call(top, "renormalize"), expected, rtol=1e-4)
+    close(call(top, "renormalize"), expected, rtol=1e-4)
     one = {"student_logp": single(S[:1]), "teacher_logp": single(T[:1])}
-    np.testing.assert_allclose(
-        call(one, "tail"), divergence(*([x[0], 1 - x[0]] for x in (S, T)), 0.5), rtol=1e-4
-    )
+    close(call(one, "tail"), divergence(*([x[0], 1 - x[0]] for x in (S, T)), 0.5), rtol=1e-4)
     with pytest.raises(ValueError, match="sdpo: rest='renormalize' gives the one token"):
         call(one, "renormalize")
 
@@ -208,7 +207,7 @@ def test_sdpo():
     logp = jnp.log(jnp.array([0.5, 1.5, 8.0]))
     plain = sdpo(logp, jnp.zeros(3), zero, mask, **arrays, cap=None)
     capped = sdpo(logp, jnp.zeros(3), zero, mask, **arrays)
-    np.testing.assert_allclose(capped / plain, [0.5, 1.5, 2.0], rtol=1e-5)
+    close(capped / plain, [0.5, 1.5, 2.0], rtol=1e-5)
 
     # The sampled mode has the expected gradient of the reverse divergence.
     logits, teacher = jnp.array([0.3, -0.2, 0.5]), jnp.log(jnp.asarray(T, jnp.float32))
@@ -223,7 +222,7 @@ def test_sdpo():
     def exact(x):
         return distillation_divergence(jax.nn.log_softmax(x), teacher, alpha=1)
 
-    np.testing.assert_allclose(jax.grad(sampled)(logits), jax.grad(exact)(logits), atol=1e-6)
+    close(jax.grad(sampled)(logits), jax.grad(exact)(logits), atol=1e-6)
 
     # Without a teacher nothing is learned or counted.
     mask, has_teacher = jnp.ones((2, 1), bool), jnp.array([True, False])
@@ -233,19 +232,19 @@ def test_sdpo():
         jnp.zeros((2, 1)), None, jnp.zeros(2), mask,
         student_logp=x, teacher_logp=teacher, has_teacher=has_teacher,
     )  # fmt: skip
-    np.testing.assert_allclose(loss(student).ravel(), [0.021901, 0.0], atol=1e-6)
+    close(loss(student).ravel(), [0.021901, 0.0], atol=1e-6)
     gradient = jax.grad(lambda x: loss(x).sum())(student)
     assert np.any(gradient[0]) and not np.any(gradient[1])
-    np.testing.assert_array_equal(keep_taught(None, mask, has_teacher=has_teacher)[:, 0], [1, 0])
+    equal(keep_taught(None, mask, has_teacher=has_teacher)[:, 0], [1, 0])
 
 
 def test_worked_entropy_weights():
     entropy = jnp.array([[0.0, 1.0, 2.0]])
     out = entropy_weights(entropy, jnp.ones((1, 3), bool))
-    np.testing.assert_allclose(out, [[1.995723, 0.734185, 0.270092]], atol=1e-6)
-    np.testing.assert_allclose(out.mean(), 1.0, rtol=1e-6)
+    close(out, [[1.995723, 0.734185, 0.270092]], atol=1e-6)
+    close(out.mean(), 1.0, rtol=1e-6)
     flat = entropy_weights(entropy, jnp.array([[True, False, True]]), beta=0.0)
-    np.testing.assert_array_equal(flat, [[1.0, 0.0, 1.0]])
+    equal(flat, [[1.0, 0.0, 1.0]])
     assert not np.any(entropy_weights(entropy, jnp.zeros((1, 3), bool)))
 
 
@@ -258,7 +257,7 @@ def test_entropy_weights_ignore_a_common_uncertainty(shift, seed):
     junk = np.where(selected, entropy + np.float32(shift), np.nan)
     out = entropy_weights(jnp.asarray(junk), jnp.asarray(selected))
     expected = entropy_weights(jnp.asarray(entropy), jnp.asarray(selected))
-    np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-6)
+    close(out, expected, rtol=1e-3, atol=1e-6)
 
 
 def routed_arrays():
@@ -270,10 +269,8 @@ def routed_arrays():
 def test_srpo():
     # Routes.
     rewards, has_teacher = jnp.array([1.0, 0.0, 0.0]), jnp.array([True, True, False])
-    np.testing.assert_array_equal(srpo_route(rewards, has_teacher), [False, True, False])
-    np.testing.assert_array_equal(
-        srpo_route(rewards, has_teacher, success=2.0), [True, True, False]
-    )
+    equal(srpo_route(rewards, has_teacher), [False, True, False])
+    equal(srpo_route(rewards, has_teacher, success=2.0), [True, True, False])
     weights = srpo_weights(
         None,
         rewards=rewards,
@@ -282,7 +279,7 @@ def test_srpo():
         mask=jnp.ones((3, 2), bool),
     )
     expected = np.exp([0.0, -1.0]) / np.exp([0.0, -1.0]).mean()
-    np.testing.assert_allclose(weights, [[0, 0], expected, [0, 0]], rtol=1e-6)
+    close(weights, [[0, 0], expected, [0, 0]], rtol=1e-6)
 
     # The routed do not read advantages nor the others a teacher.
     mask, logp = jnp.ones((3, 2), bool), jnp.full((3, 2), -1.0)
@@ -300,7 +297,7 @@ def test_srpo():
     for one, other in zip(
         both(jnp.array([0.5, 9.0, -0.5])), both(jnp.array([0.5, 0.0, -0.5])), strict=True
     ):
-        np.testing.assert_array_equal(one, other)
+        equal(one, other)
         assert np.isfinite(one).all()
 
 
@@ -315,7 +312,7 @@ def test_without_a_failure_or_a_teacher_it_is_grpo(why):
         has_teacher=jnp.full(3, why == "all correct"),
         distillation_weights=jnp.full((3, 2), jnp.nan),
     )  # fmt: skip
-    np.testing.assert_array_equal(loss, ppo_clip(logp, old, advantages, mask))
+    equal(loss, ppo_clip(logp, old, advantages, mask))
 
 
 BAD = {
@@ -371,17 +368,15 @@ def test_the_full_vocabulary_and_the_top_of_a_teacher():
     for alpha in (0.0, 0.3, 1.0):
         out = teacher_divergence(logits, teacher_logits=others, alpha=alpha)
         want = [divergence(np.exp(a), np.exp(b), alpha) for a, b in zip(s, t, strict=True)]
-        np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-6)
+        close(out, want, rtol=1e-4, atol=1e-6)
     # A token that neither can sample counts as nothing, and has no gradient.
     cut = lambda x: jnp.where(jnp.arange(6) < 4, x, -jnp.inf)  # noqa: E731
     loss = lambda x: teacher_divergence(cut(x), teacher_logits=cut(others), alpha=0.3).sum()  # noqa: E731
     gradient = jax.grad(loss)(logits)
     assert np.isfinite(gradient).all() and not gradient[:, 4:].any() and gradient[:, :4].any()
     targets = jnp.array([0, 5, 2, 2])
-    np.testing.assert_allclose(
-        target_log_probs(others, targets), t[np.arange(4), targets], rtol=1e-5
-    )
-    np.testing.assert_allclose(top_log_probs(others, count=2), -np.sort(-t)[:, :2], rtol=1e-5)
+    close(target_log_probs(others, targets), t[np.arange(4), targets], rtol=1e-5)
+    close(top_log_probs(others, count=2), -np.sort(-t)[:, :2], rtol=1e-5)
     mask = jnp.array([True, False, True, True])
     values = jnp.array([1.0, jnp.nan, 2.0, 3.0])
     out = gkd(jnp.zeros(4), None, jnp.zeros(()), mask, divergence=values)

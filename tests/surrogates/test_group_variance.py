@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import compiled
-from compiled_surrogates import gvpo, reinforce
+from cheap import close, compiled, equal
 from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of
+from jaxrl_llm.surrogates import gvpo, reinforce
 
 # Groups with an empty response, with one response, and without any.
 LENGTHS = np.array([[5, 3, 1], [0, 4, 2], [0, 0, 5], [0, 0, 0], [2, 1, 4]])
@@ -51,8 +51,8 @@ def test_worked_numbers():
     mask, rewards = jnp.ones((3, 2), bool), jnp.array([1.0, 0.0, 0.0])
     tokens = gvpo(logp, old, rewards, mask, beta=0.5)
     error = np.array([0.5 - 2 / 3, 1 / 3, -0.5 + 1 / 3])
-    np.testing.assert_allclose(tokens[:, 0], 1.5 * error**2 / 2, rtol=1e-6)
-    np.testing.assert_array_equal(tokens[:, 0], tokens[:, 1])
+    close(tokens[:, 0], 1.5 * error**2 / 2, rtol=1e-6)
+    equal(tokens[:, 0], tokens[:, 1])
 
 
 @for_each("beta", [0.1, 1.0])
@@ -69,7 +69,7 @@ def test_value_and_gradient_are_those_of_the_paper(beta):
             moved[i] += step
             ends.append(paper64(moved, *arrays, MASK, beta))
         numeric[i] = (ends[0] - ends[1]) / 2e-6
-    np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-6)
+    close(gradient, numeric, rtol=1e-4, atol=1e-6)
     # A response alone in its group has nothing to be compared with.
     assert not gradient[2].any() and gradient[1].any()
 
@@ -83,9 +83,7 @@ def test_at_the_old_policy_it_is_a_leave_one_out_policy_gradient():
             tokens = reinforce(x, None, jr.advantages.rloo(REWARDS), mask)
             return aggregate.weighted_sum(tokens, aggregate.sequence_sum(jnp.asarray(mask)))
 
-        np.testing.assert_allclose(
-            gradient, 0.3 * jax.jit(jax.grad(plain))(LOGP), rtol=1e-4, atol=1e-7
-        )
+        close(gradient, 0.3 * jax.jit(jax.grad(plain))(LOGP), rtol=1e-4, atol=1e-7)
         assert np.abs(gradient).max() > 1e-3
 
 
@@ -108,20 +106,20 @@ def test_the_optimum_is_the_old_policy_times_the_exponential_of_the_reward_over_
     descend = jax.jit(lambda z: z - 2.0 * jax.grad(lambda z: of(jax.nn.log_softmax(z)))(z))
     for _ in range(300):
         logits = descend(logits)
-    np.testing.assert_allclose(jax.nn.log_softmax(logits), best, atol=1e-3)
+    close(jax.nn.log_softmax(logits), best, atol=1e-3)
 
 
 def test_only_differences_within_a_group_count():
     shift = np.float32([[2.0], [-1.0], [0.5], [3.0], [-4.0]])
     one, other = (gradient_of(LOGP, rewards=r) for r in (REWARDS, REWARDS + shift))
-    np.testing.assert_allclose(one, other, atol=1e-5)
+    close(one, other, atol=1e-5)
     # The normalizer of a prompt is a constant added to its log-ratios: the same at every response.
     each = np.where(LENGTHS > 0, 1.0 / np.maximum(MASK.sum(-1), 1), 0.0)[..., None]
     moved = (LOGP + each).astype(np.float32)
-    np.testing.assert_allclose(loss(moved), loss(LOGP), rtol=1e-4)
+    close(loss(moved), loss(LOGP), rtol=1e-4)
     order = [2, 0, 1]
     turned = loss(LOGP[:, order], OLD[:, order], REWARDS[:, order], MASK[:, order])
-    np.testing.assert_allclose(turned, loss(LOGP), rtol=1e-6)
+    close(turned, loss(LOGP), rtol=1e-6)
 
 
 def test_masked_cells_are_never_read():
@@ -131,7 +129,7 @@ def test_masked_cells_are_never_read():
     for junk in np.float32([1e4, np.nan, np.inf]):
         arrays = [np.where(MASK, x, junk) for x in (LOGP, OLD)]
         dirty = both(*arrays, np.where(MASK.any(-1), REWARDS, junk))
-        jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+        jax.tree.map(equal, dirty, clean)
     assert np.isnan(loss(LOGP, rewards=np.where(LENGTHS == 3, np.nan, REWARDS)))
     assert gvpo(LOGP.astype(jnp.bfloat16), OLD, REWARDS, MASK).dtype == jnp.float32
     assert not np.any(gradient_of(LOGP, mask=np.zeros(SHAPE, bool)))

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_surrogates import ampo, chord, icpo, luffy_shaping, ppo_clip, shaped_likelihood
-from hypothesis import given, settings
+from cheap import close, equal, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import for_each
 
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
+from jaxrl_llm.surrogates import ampo, chord, icpo, luffy_shaping, ppo_clip, shaped_likelihood
 
 
 @for_each(
@@ -18,7 +18,7 @@ quick = settings(max_examples=40, deadline=None, database=None, derandomize=True
 )
 def test_worked_numbers(likelihood, shaped, slope):
     value, gradient = jax.value_and_grad(shaped_likelihood)(jnp.log(likelihood))
-    np.testing.assert_allclose([value, gradient], [shaped, slope], atol=5e-5)
+    close([value, gradient], [shaped, slope], atol=5e-5)
 
 
 @quick
@@ -27,8 +27,8 @@ def test_slope_is_greatest_where_the_likelihood_is_gamma(logp, gamma):
     f = lambda x: shaped_likelihood(x, gamma=gamma)  # noqa: E731
     value, slope = jax.value_and_grad(f)(jnp.float32(logp))
     x = np.exp(np.float64(np.float32(logp)))
-    np.testing.assert_allclose(value, x / (x + gamma), rtol=1e-4)
-    np.testing.assert_allclose(slope, gamma * x / (x + gamma) ** 2, rtol=1e-4)
+    close(value, x / (x + gamma), rtol=1e-4)
+    close(slope, gamma * x / (x + gamma) ** 2, rtol=1e-4)
     assert 0 <= slope <= 0.25
 
 
@@ -37,9 +37,9 @@ def test_shaped_likelihood():
     logp = jnp.log(jnp.array([0.01, 0.2, 0.9]))
     gradient = jax.vmap(jax.grad(lambda x, g: shaped_likelihood(x, gamma=g)), (0, None))
     # A large gamma makes gamma * f the likelihood, whose slope in logp is itself.
-    np.testing.assert_allclose(1e4 * gradient(logp, 1e4), jnp.exp(logp), rtol=1e-3)
-    np.testing.assert_allclose(shaped_likelihood(logp, gamma=1e-6), 1.0, atol=2e-4)
-    np.testing.assert_allclose(gradient(logp, 1e-6), 0.0, atol=2e-4)
+    close(1e4 * gradient(logp, 1e4), jnp.exp(logp), rtol=1e-3)
+    close(shaped_likelihood(logp, gamma=1e-6), 1.0, atol=2e-4)
+    close(gradient(logp, 1e-6), 0.0, atol=2e-4)
 
     # No overflow at impossible tokens.
     value, gradient = jax.value_and_grad(shaped_likelihood)(jnp.float32(-1e4))
@@ -58,7 +58,7 @@ def test_without_guides_it_is_ppo(surrogate):
         icpo: {"dual_clip": 3.0},
         chord: {},
     }[surrogate]
-    np.testing.assert_array_equal(
+    equal(
         surrogate(logp, old, advantages, mask, steered=np.zeros((2, 3), bool)),
         ppo_clip(logp, old, advantages, mask, **options),
     )
@@ -76,7 +76,7 @@ def test_the_old_policy_is_not_read_for_a_guide(junk, surrogate):
         loss = lambda x: surrogate(x, old, advantages, mask, steered=steered).sum()  # noqa: E731
         return jax.value_and_grad(loss)(logp)
 
-    jax.tree.map(np.testing.assert_array_equal, both(dirty), both(old))
+    jax.tree.map(equal, both(dirty), both(old))
 
 
 def test_guides_of_tokens():
@@ -84,12 +84,12 @@ def test_guides_of_tokens():
     mask, logp = jnp.ones((1, 3), bool), jnp.log(jnp.full((1, 3), 0.1))
     steered = jnp.array([[True, False, True]])
     loss = luffy_shaping(logp, logp, jnp.ones(1), mask, steered=steered)
-    np.testing.assert_allclose(loss, [[-0.5, -1.0, -0.5]], rtol=1e-6)
+    close(loss, [[-0.5, -1.0, -0.5]], rtol=1e-6)
 
     # Guided gradient is less where the token is already likely.
     logp, mask = jnp.log(jnp.array([0.1, 0.9])), jnp.ones(2, bool)
     loss = lambda x: icpo(x, None, jnp.ones(()), mask, steered=mask).sum()  # noqa: E731
-    np.testing.assert_allclose(jax.grad(loss)(logp), [-0.25, -0.09], rtol=1e-5)
+    close(jax.grad(loss)(logp), [-0.25, -0.09], rtol=1e-5)
 
     # Bad steered is named.
     logp, mask = jnp.zeros((2, 3)), jnp.ones((2, 3), bool)
@@ -106,6 +106,6 @@ def test_an_expert_moves_most_what_the_policy_is_unsure_of(phi, gradient):
     for advantage in (0.0, -2.0):  # an expert's response has none
         a = jnp.array([advantage])
         loss = lambda x, a=a: chord(x, None, a, mask, steered=steered, phi=phi).sum()  # noqa: E731
-        np.testing.assert_allclose(jax.grad(loss)(logp)[0], gradient, rtol=1e-5)
+        close(jax.grad(loss)(logp)[0], gradient, rtol=1e-5)
     certain = lambda x: chord(x, None, a, mask, steered=steered).sum()  # noqa: E731
     assert not jax.grad(certain)(jnp.array([[0.0, -200.0, 0.0]])).any()

@@ -2,8 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_surrogates import dapo_clip, fipo, fipo_weights
+from cheap import close, equal
 from rows import for_each
+
+from jaxrl_llm.surrogates import dapo_clip, fipo, fipo_weights
 
 OPEN = {"w_min": 0.0, "w_max": 1e6}  # bounds that no weight here reaches
 
@@ -17,36 +19,36 @@ def of(ratios, advantage=1.0, mask=None, **options):
 def test_weights():
     # Worked numbers of the weights.
     # Ratios of 4, 1/2 and 4 with half-life 1: exponents of 2 are 2 - 1/2 + 2/4, -1 + 2/2 and 2.
-    np.testing.assert_allclose(of([4, 0.5, 4], half_life=1, **OPEN), [4, 1, 4], rtol=1e-6)
-    np.testing.assert_allclose(of([4, 0.5, 0.5], half_life=1), [1.2, 1, 1], rtol=1e-6)
+    close(of([4, 0.5, 4], half_life=1, **OPEN), [4, 1, 4], rtol=1e-6)
+    close(of([4, 0.5, 0.5], half_life=1), [1.2, 1, 1], rtol=1e-6)
     wide = {"w_min": 0.6, "w_max": 3.0}
-    np.testing.assert_allclose(of([4, 0.5, 0.5], half_life=1, **wide), [2.378, 0.6, 0.6], rtol=1e-3)
+    close(of([4, 0.5, 0.5], half_life=1, **wide), [2.378, 0.6, 0.6], rtol=1e-3)
 
     # A token beyond the dual clip moves no weight.
     options = {"half_life": 1, "dual_clip": 3.0} | OPEN
     for advantage in (1.0, -1.0):
         options["safe_ratio"] = None
-        np.testing.assert_allclose(of([2, 4, 2], advantage, **options), [2 * 2**0.25, 2**0.5, 2])
+        close(of([2, 4, 2], advantage, **options), [2 * 2**0.25, 2**0.5, 2])
 
     # A bad token that became likely is not amplified.
     ratios = [1.5, 1.05, 1.0]
     for advantage, expected in ((1.0, [1.2, 1.05, 1.0]), (-1.0, [1.0, 1.05, 1.0])):
-        np.testing.assert_allclose(of(ratios, advantage, safe_ratio=1.4), expected, rtol=1e-6)
+        close(of(ratios, advantage, safe_ratio=1.4), expected, rtol=1e-6)
     low = of([1.5, 0.1, 1.0], -1.0, safe_ratio=1.4, w_min=0.1)
-    np.testing.assert_allclose(low, [0.8, 0.1, 1.0], rtol=1e-6)
+    close(low, [0.8, 0.1, 1.0], rtol=1e-6)
     assert of(ratios, -1.0, safe_ratio=None)[0] == pytest.approx(1.2)
 
     # Masked tokens are neither read nor counted in distances.
     options = {"half_life": 1} | OPEN
     holes = of([4, 7, 7, 0.5, 4], mask=[True, False, False, True, True], **options)
-    np.testing.assert_allclose(holes, [4, 0, 0, 1, 4], rtol=1e-6)
+    close(holes, [4, 0, 0, 1, 4], rtol=1e-6)
 
     # An endless half life sums the rest and none takes the token alone.
     rng = np.random.default_rng(0)
     d = rng.normal(0, 0.1, 7)
     rest = np.exp(np.cumsum(d[::-1])[::-1])
-    np.testing.assert_allclose(of(np.exp(d), half_life=np.inf, **OPEN), rest, rtol=1e-5)
-    np.testing.assert_allclose(of(np.exp(d), half_life=1e-3, **OPEN), np.exp(d), rtol=1e-5)
+    close(of(np.exp(d), half_life=np.inf, **OPEN), rest, rtol=1e-5)
+    close(of(np.exp(d), half_life=1e-3, **OPEN), np.exp(d), rtol=1e-5)
 
 
 def test_the_loss_is_dapos_times_a_constant():
@@ -63,10 +65,8 @@ def test_the_loss_is_dapos_times_a_constant():
 
     ours = gradient(lambda x: fipo(x, old, advantages, mask, half_life=3.0, w_min=0.8))
     dapo = gradient(lambda x: dapo_clip(x, old, advantages, mask))
-    np.testing.assert_allclose(ours, weights * dapo, rtol=1e-6)
-    np.testing.assert_array_equal(
-        fipo(logp, logp, advantages, mask), dapo_clip(logp, logp, advantages, mask)
-    )
+    close(ours, weights * dapo, rtol=1e-6)
+    equal(fipo(logp, logp, advantages, mask), dapo_clip(logp, logp, advantages, mask))
 
 
 @for_each(("max_clipped", "kept"), [(0, 1), (1, 2), (2, 3), (None, 3)])

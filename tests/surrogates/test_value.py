@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_surrogates import soft_min, value_loss
-from hypothesis import given, settings
+from cheap import close, equal, quick
+from hypothesis import given
 from hypothesis import strategies as st
 from rows import for_each
 
+from jaxrl_llm.surrogates import soft_min, value_loss
+
 MASK = np.arange(4) < np.array([[4, 2], [0, 3]])[..., None]
-quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 
 
 def make(seed=0):
@@ -36,10 +37,10 @@ def reference(v, old, returns, eps=0.2, huber=None, combine="max"):
 def test_worked_numbers():
     one = jnp.ones(1, bool)
     values, old, returns = jnp.array([[1.5], [1.0], [2.0]])
-    np.testing.assert_allclose(value_loss(values, old, returns, one), 0.32, rtol=1e-5)
-    np.testing.assert_allclose(value_loss(values, old, returns, one, eps=np.inf), 0.125)
-    np.testing.assert_allclose(value_loss(values, None, returns, one), 0.125)
-    np.testing.assert_allclose(value_loss(old, old, returns, one), 0.5)
+    close(value_loss(values, old, returns, one), 0.32, rtol=1e-5)
+    close(value_loss(values, old, returns, one, eps=np.inf), 0.125)
+    close(value_loss(values, None, returns, one), 0.125)
+    close(value_loss(old, old, returns, one), 0.5)
 
 
 def test_huber():
@@ -52,24 +53,20 @@ def test_huber():
     for huber in (np.inf, jnp.inf):
         got = jax.value_and_grad(loss)(values, huber)
         for ours, square in zip(got, jax.value_and_grad(loss)(values, None), strict=True):
-            np.testing.assert_allclose(ours, square, rtol=1e-6)
+            close(ours, square, rtol=1e-6)
     # On the distance itself the slope is that of both sides.
     edge = jax.grad(lambda x: value_loss(x, None, jnp.zeros(1), jnp.ones(1, bool), huber=0.5)[0])
-    np.testing.assert_allclose(edge(jnp.array([0.5])), [0.5])
+    close(edge(jnp.array([0.5])), [0.5])
 
     # A huge huber distance is the square.
     values, old, returns = make(2)
-    np.testing.assert_allclose(
-        value_loss(values, old, returns, MASK, huber=1e6), value_loss(values, old, returns, MASK)
-    )
+    close(value_loss(values, old, returns, MASK, huber=1e6), value_loss(values, old, returns, MASK))
 
     # One return a sequence and bfloat16.
     values, old, _ = make(3)
     returns = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32)
     whole = np.broadcast_to(returns[..., None], MASK.shape)
-    np.testing.assert_array_equal(
-        value_loss(values, old, returns, MASK), value_loss(values, old, whole, MASK)
-    )
+    equal(value_loss(values, old, returns, MASK), value_loss(values, old, whole, MASK))
     low = [jnp.asarray(x, jnp.bfloat16) for x in (values, old, whole)]
     assert value_loss(*low, MASK).dtype == jnp.float32
 
@@ -82,9 +79,7 @@ def test_value_and_gradient_match_float64(eps, huber, combine):
     options = {"eps": eps, "huber": huber, "combine": combine}
     loss = lambda *x: value_loss(*x, MASK, **options)  # noqa: E731
     exact = [x.astype(np.float64) for x in (values, old, returns)]
-    np.testing.assert_allclose(
-        loss(values, old, returns), MASK * reference(*exact, **options), rtol=1e-5, atol=1e-6
-    )
+    close(loss(values, old, returns), MASK * reference(*exact, **options), rtol=1e-5, atol=1e-6)
     gradients = jax.jit(jax.grad(lambda *x: loss(*x).sum(), argnums=(0, 1, 2)))
     gradient, *others = gradients(values, old, returns)
     assert not np.any(others[0]) and not np.any(others[1])
@@ -96,7 +91,7 @@ def test_value_and_gradient_match_float64(eps, huber, combine):
             moved[i] += step
             ends.append(np.sum(MASK * reference(moved, *exact[1:], **options)))
         expected[i] = (ends[0] - ends[1]) / 2e-6
-    np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
+    close(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
 @for_each("junk", [1e4, np.nan, np.inf])
@@ -107,7 +102,7 @@ def test_masked_cells_are_never_read(junk, combine):
     total = lambda *x: value_loss(*x, MASK, **options).sum()  # noqa: E731
     clean = jax.value_and_grad(total)(*map(jnp.asarray, arrays))
     dirty = jax.value_and_grad(total)(*(jnp.where(MASK, x, junk) for x in arrays))
-    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+    jax.tree.map(equal, dirty, clean)
 
 
 @for_each(
@@ -116,7 +111,7 @@ def test_masked_cells_are_never_read(junk, combine):
 )
 def test_worked_soft_minima(pair, alpha, expected):
     out = soft_min(jnp.array(pair, jnp.float32), alpha=alpha)
-    np.testing.assert_allclose(out, expected, atol=1e-6)
+    close(out, expected, atol=1e-6)
 
 
 @quick
@@ -127,19 +122,19 @@ def test_soft_min_lies_between_the_minimum_and_the_mean(a, b, alpha, shift):
     values = jnp.array([a, b], jnp.float32)
     v = soft_min(values, alpha=alpha)
     assert min(a, b) - 1e-4 <= v <= (a + b) / 2 + 1e-4
-    np.testing.assert_allclose(soft_min(values[::-1], alpha=alpha), v, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(soft_min(values + shift, alpha=alpha), v + shift, atol=2e-4)
+    close(soft_min(values[::-1], alpha=alpha), v, rtol=1e-5, atol=1e-5)
+    close(soft_min(values + shift, alpha=alpha), v + shift, atol=2e-4)
     exact = np.array([a, b], np.float32).astype(np.float64)
     low = exact.min()
     expected = low - alpha * np.log(np.mean(np.exp((low - exact) / alpha)))
-    np.testing.assert_allclose(v, expected, rtol=1e-4, atol=2e-4)
+    close(v, expected, rtol=1e-4, atol=2e-4)
 
 
 @for_each("alpha", [0.05, 0.3, 30.0])
 def test_soft_min_gradient_is_a_distribution_over_the_critics(alpha):
     values = jnp.array([[0.2, 0.5, 0.1], [1.0, 1.0, 1.0], [5.0, -5.0, 0.0]])
     gradient = jax.jit(jax.grad(lambda x: soft_min(x, alpha=alpha).sum()))(values)
-    np.testing.assert_allclose(gradient, jax.nn.softmax(-values / alpha), rtol=1e-4, atol=1e-6)
+    close(gradient, jax.nn.softmax(-values / alpha), rtol=1e-4, atol=1e-6)
 
 
 VALUES, OLD, RETURNS = make()
