@@ -104,26 +104,6 @@ def test_the_two_means_of_a_guide_and_the_policy():
     assert float(aggregate.weighted_sum(LOSS, weights)) == 6.25
 
 
-def test_weights_add_up_to_one_where_the_loss_is_a_mean():
-    mask = np.random.default_rng(0).random((5, 7)) < 0.4
-    assert float(aggregate.token_mean(mask).sum()) == pytest.approx(1.0, rel=1e-6)
-    assert float(aggregate.sequence_mean(mask).sum()) == pytest.approx(1.0, rel=1e-6)
-
-
-def test_with_equal_full_lengths_the_means_and_the_constant_agree():
-    mask = np.ones((3, 4), bool)
-    weights = [ALL[n](mask) for n in ("token_mean", "sequence_mean", "fixed_length")]
-    close(weights[0], weights[1], rtol=1e-6)
-    close(weights[0], weights[2], rtol=1e-6)
-
-
-def test_doubling_a_sequence_doubles_its_share_of_the_constant_denominator_only():
-    mask = np.arange(4) < np.array([[2], [4]])
-    fixed, mean = aggregate.fixed_length(mask, length=4), aggregate.sequence_mean(mask)
-    assert float(fixed[1].sum() / fixed[0].sum()) == 2.0
-    assert float(mean[1].sum() / mean[0].sum()) == 1.0
-
-
 @every
 def test_leading_axes_are_free_and_every_row_counts(name):
     mask = np.arange(5) < np.random.default_rng(1).integers(0, 6, (2, 3, 1))
@@ -172,12 +152,6 @@ def test_parts_of_a_batch_add_up(name, parts):
         for x, w in zip(np.split(loss, parts), np.split(weights, parts), strict=True)
     ]
     close(sum(pieces), whole, rtol=1e-5, atol=1e-6)
-
-
-def test_padding_the_tokens_changes_no_weight():
-    padded = np.pad(MASK, ((0, 0), (0, 3)))
-    for name, weighting in ALL.items():
-        equal(weighting(padded)[:, :4], weighting(MASK), err_msg=name)
 
 
 def test_bfloat16_losses_are_added_in_float32():

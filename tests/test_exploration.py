@@ -51,17 +51,6 @@ def test_the_parts_add_up_to_the_change_of_the_right_mass(logits, correct, sampl
         assert balance.unsampled == 0
 
 
-def test_a_small_step_of_softmax_moves_that_much():
-    lr, count = 1e-4, 4.0
-    reward = np.where(CORRECT, 1.0, -1.0) * SAMPLED
-    logits = np.log(PROBS)
-    step = lr / count * (PROBS * (reward - PROBS @ reward))
-    new = np.exp(logits + step)
-    change = (new / new.sum() - PROBS)[CORRECT].sum()
-    balance = mass_balance(np.array(PROBS, jnp.float32), CORRECT, SAMPLED)
-    close(change, lr / count * float(sum(balance[1:])), rtol=1e-3)
-
-
 def test_what_stays_unsampled():
     for rollouts, expected in ((0, 0.3), (1, 0.2), (16, 0.003323)):
         moment = unsampled_second_moment(np.array(PROBS, jnp.float32), rollouts=rollouts)

@@ -1,7 +1,5 @@
 """asymre: worked numbers, what the shift does to the gradient, and where its policy settles."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from cheap import close, equal
 from rows import for_each
@@ -30,37 +28,9 @@ def test_equals_the_float64_reference(shift):
         if keep.any():
             out[keep] = row[keep] - (row[keep].mean() + shift)
     junk = np.where(WHERE, REWARDS, np.nan)
-    got = jax.jit(asymre, static_argnames="shift")(junk, where=WHERE, shift=shift)
+    got = asymre(junk, where=WHERE, shift=shift)
     close(got, expected, atol=1e-6)
     assert got.dtype == np.float32 and not np.any(np.asarray(got)[~WHERE])
     equal(asymre(junk, where=WHERE, shift=shift), got)
     if shift == 0.0:
         equal(got, dr_grpo(junk, where=WHERE))
-
-
-def test_below_the_mean_the_policy_settles_and_at_it_collapses():
-    """The bandit of the paper: samples of a fixed policy, here all of them by their share."""
-    behavior = np.array([0.125, 0.375, 0.25, 0.25])
-    rewards = np.array([0.9, 0.5, 0.6, 0.1])
-    group = np.repeat(rewards, (behavior * 8).astype(int))
-    arms = np.repeat(np.arange(4), (behavior * 8).astype(int))
-
-    @jax.jit
-    def climb(advantages, steps):
-        mean = jax.grad(lambda z: (advantages * jax.nn.log_softmax(z)[arms]).mean())
-        logits = jax.lax.fori_loop(0, steps, lambda _, z: z + mean(z), jnp.zeros(4))
-        return jax.nn.softmax(logits)
-
-    def settle(shift, steps=4000):
-        return np.asarray(climb(asymre(group, shift=shift), steps))
-
-    # With V so low that all advantages are positive, the limit is mu (r - V), normalized.
-    shift = -1.0
-    baseline = behavior @ rewards + shift
-    limit = behavior * (rewards - baseline)
-    close(settle(shift), limit / limit.sum(), atol=1e-3)
-    # What is below a higher baseline, but one below the mean, goes; the others stay.
-    some = settle(-0.1)
-    assert (some > 0.05).tolist() == [True, True, True, False]
-    # With the mean as the baseline one response is left, and of two good ones only one.
-    assert settle(0.0, 20000).max() > 0.95 > some.max()

@@ -1,6 +1,5 @@
 """HAPO's signal and group mean, ETTRL's reshaping: worked numbers and float64."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from cheap import close, equal, grad
@@ -11,16 +10,13 @@ from jaxrl_llm.surrogates import hapo
 
 WORKED = np.array([0.1, 0.2, 0.4, 0.8, 1.6])
 JUNK = (np.nan, np.inf, -np.inf, 1e4)
-signal_of = jax.jit(adv.entropy_signal, static_argnames="quantile")
-token_grpo = jax.jit(adv.token_grpo)
-reshaped = jax.jit(adv.entropy_reshaping, static_argnames="floor")
 
 
 # --- HAPO ------------------------------------------------------------------------------------
 
 
 def test_the_worked_signal():
-    signal, stats = signal_of(WORKED, np.ones(5, bool))
+    signal, stats = adv.entropy_signal(WORKED, np.ones(5, bool))
     close(signal, [-1, -2 / 3, -1 / 3, 0, 1], atol=1e-5)
     close(stats, [np.log(0.8), 1.200566, 0.577350, 1.732051], atol=1e-5)
     # The bounds that the surrogate makes of it.
@@ -50,9 +46,9 @@ def test_the_signal_equals_float64(quantile, seed):
     entropy = rng.exponential(0.5, (2, 3, 4)).astype(np.float32)
     mask = rng.random(entropy.shape) < 0.7
     junk = np.where(mask, entropy, np.nan).astype(np.float32)
-    ours = signal_of(junk, mask, quantile=quantile).signal
+    ours = adv.entropy_signal(junk, mask, quantile=quantile).signal
     close(ours, numpy_signal(entropy, mask, quantile), atol=2e-5)
-    close(signal_of(3.0 * junk, mask, quantile=quantile).signal, ours, atol=1e-5)
+    close(adv.entropy_signal(3.0 * junk, mask, quantile=quantile).signal, ours, atol=1e-5)
 
 
 def test_a_batch_without_tokens_has_no_signal():
@@ -62,7 +58,7 @@ def test_a_batch_without_tokens_has_no_signal():
 
 
 def test_temperatures_follow_the_signal_of_the_last_step():
-    signal, stats = signal_of(WORKED, np.ones(5, bool))
+    signal, stats = adv.entropy_signal(WORKED, np.ones(5, bool))
     again = adv.signal_temperature(WORKED, stats, base=0.8, tau=0.1)
     close(again, 0.8 * (1 + 0.1 * signal), rtol=1e-5)
     far = adv.signal_temperature(np.array([0.0, 100.0]), stats, tau=0.1)
@@ -73,10 +69,10 @@ def test_temperatures_follow_the_signal_of_the_last_step():
 
 def test_a_mean_over_tokens():
     mask = np.arange(6) < np.array([[2], [6]])
-    ours = token_grpo(np.array([1.0, 0.0]), mask)
+    ours = adv.token_grpo(np.array([1.0, 0.0]), mask)
     close(ours, [1.732047, -0.577349], atol=1e-5)
     assert abs(float((mask * ours[:, None]).sum())) < 1e-5
-    even = token_grpo(np.array([1.0, 0.0, 0.0]), np.ones((3, 4), bool))
+    even = adv.token_grpo(np.array([1.0, 0.0, 0.0]), np.ones((3, 4), bool))
     close(even, adv.grpo(np.array([1.0, 0.0, 0.0]), ddof=0), atol=1e-5)
 
 
@@ -102,7 +98,7 @@ def test_the_mean_over_tokens_equals_float64_and_falls_back():
     where[0] = True
     mask = np.arange(40) < lengths[..., None]
     junk = np.where(where, rewards, np.nan).astype(np.float32)
-    ours = token_grpo(junk, mask, where=where)
+    ours = adv.token_grpo(junk, mask, where=where)
     close(ours, numpy_token_grpo(rewards, lengths, where), atol=1e-4)
     close(ours[0], adv.grpo(np.asarray(rewards[0])), atol=1e-5)
 
@@ -127,22 +123,24 @@ def test_a_rollout_without_tokens_has_no_advantage():
 def test_certain_answers_count_for_more():
     entropy, mask = np.array([[0.2], [0.4], [0.6]]), np.ones((3, 1), bool)
     advantages = np.array([2.0, -0.5, -0.5])
-    close(reshaped(advantages, mask, old_entropy=entropy), [3.0, -0.5, -0.25], atol=1e-6)
-    ones = reshaped(np.ones(3), mask, old_entropy=entropy)
+    close(
+        adv.entropy_reshaping(advantages, mask, old_entropy=entropy), [3.0, -0.5, -0.25], atol=1e-6
+    )
+    ones = adv.entropy_reshaping(np.ones(3), mask, old_entropy=entropy)
     close(ones.mean(), 1.0, rtol=1e-6)
-    scaled = reshaped(advantages, mask, old_entropy=7.0 * entropy)
+    scaled = adv.entropy_reshaping(advantages, mask, old_entropy=7.0 * entropy)
     close(scaled, [3.0, -0.5, -0.25], atol=1e-5)
-    same = reshaped(advantages, mask, old_entropy=np.full((3, 1), 0.3))
+    same = adv.entropy_reshaping(advantages, mask, old_entropy=np.full((3, 1), 0.3))
     close(same, advantages, rtol=1e-6)
-    none = reshaped(advantages, mask, old_entropy=0.0 * entropy)
+    none = adv.entropy_reshaping(advantages, mask, old_entropy=0.0 * entropy)
     equal(none, advantages)
 
 
 def test_a_floor_keeps_the_sign():
     entropy, mask = np.array([[0.1], [0.1], [1.0]]), np.ones((3, 1), bool)
-    literal = reshaped(np.ones(3), mask, old_entropy=entropy, floor=None)
+    literal = adv.entropy_reshaping(np.ones(3), mask, old_entropy=entropy, floor=None)
     close(literal[2], -0.5, rtol=1e-5)
-    assert float(reshaped(np.ones(3), mask, old_entropy=entropy)[2]) == 0.0
+    assert float(adv.entropy_reshaping(np.ones(3), mask, old_entropy=entropy)[2]) == 0.0
 
 
 @for_each("junk", JUNK)
@@ -150,7 +148,7 @@ def test_dropped_rollouts_and_tokens_are_not_read(junk):
     mask = np.array([[True, False], [True, True], [True, True]])
     entropy = np.array([[0.2, junk], [0.4, 0.8], [junk, junk]])
     where = np.array([True, True, False])
-    ours = reshaped(np.array([1.0, 1.0, junk]), mask, old_entropy=entropy, where=where)
+    ours = adv.entropy_reshaping(np.array([1.0, 1.0, junk]), mask, old_entropy=entropy, where=where)
     close(ours, [1.5, 0.5, 0.0], rtol=1e-5)
     bonus = np.array([1.0, 1.0, junk])
     raised = adv.bounded_bonus(np.array([1.0, 1.0, junk]), mask, bonus=bonus, where=where)

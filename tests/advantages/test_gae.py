@@ -1,6 +1,5 @@
 """gae and gae_returns: a loop in float64, the two ends of lambda, gaps, and the chain of PPO."""
 
-import jax
 import numpy as np
 from cheap import close, equal
 from rows import for_each
@@ -15,9 +14,6 @@ from jaxrl_llm.advantages import (
     terminal_rewards,
     whiten,
 )
-
-compiled = jax.jit(gae)
-compiled_returns = jax.jit(gae_returns)
 
 
 def data(seed=0):
@@ -57,10 +53,10 @@ def test_equals_the_float64_reference(kl_coef, gamma, lam, bootstrapped):
     bootstrap = rewards[:, ::-1] if bootstrapped else None
     options = {"gamma": gamma, "lam": lam, "bootstrap_value": bootstrap}
     expected = reference(np.asarray(token_rewards), values, mask, gamma, lam, bootstrap)
-    plain = compiled(token_rewards, values, mask, **options)
+    plain = gae(token_rewards, values, mask, **options)
     close(plain, expected, rtol=2e-5, atol=2e-6)
     close(
-        compiled_returns(token_rewards, values, mask, **options),
+        gae_returns(token_rewards, values, mask, **options),
         np.where(mask, expected + values, 0.0),
         rtol=2e-5,
         atol=2e-6,
@@ -72,7 +68,7 @@ def test_lambda_grows_with_the_length_of_the_response(alpha):
     rewards, values, mask, *_ = data(6)
     token_rewards = np.asarray(terminal_rewards(rewards, mask))
     bootstrap = rewards[:, ::-1]
-    found = jax.jit(length_adaptive_gae, static_argnames="alpha")(
+    found = length_adaptive_gae(
         token_rewards, values, mask, gamma=0.9, alpha=alpha, bootstrap_value=bootstrap
     )
     for index in np.ndindex(*mask.shape[:-1]):
@@ -115,7 +111,7 @@ def test_ppo_is_a_chain():
 def test_a_large_token_reward_stays_whole():
     rewards, mask = np.array([[0.0, 50.0, 0.0, 50.0]]), np.ones((1, 4), bool)
     options = {"gamma": 1.0, "lam": 1.0}
-    to_go = compiled(rewards, np.zeros((1, 4)), mask, **options)
+    to_go = gae(rewards, np.zeros((1, 4)), mask, **options)
     equal(to_go, [[100.0, 100.0, 50.0, 50.0]])
-    cut = compiled(rewards, np.zeros((1, 4)), mask, **options, bootstrap_value=np.array([30.0]))
+    cut = gae(rewards, np.zeros((1, 4)), mask, **options, bootstrap_value=np.array([30.0]))
     equal(cut, [[130.0, 130.0, 80.0, 80.0]])

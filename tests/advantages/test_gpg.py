@@ -1,6 +1,5 @@
 """gpg: worked numbers, both factors, and the loss they are made for."""
 
-import jax
 import numpy as np
 from cheap import close, quick, value_and_grad
 from hypothesis import given
@@ -10,7 +9,6 @@ from rows import for_each
 
 from jaxrl_llm.advantages import gpg, informative_share
 
-compiled = jax.jit(gpg, static_argnames=("scale", "mode", "eps", "singleton"))
 REWARDS = np.array([[1.0, 0.0], [1.0, 1.0]])
 eighths = hnp.arrays(np.float32, (3, 4), elements=st.integers(-4, 4).map(lambda i: i / 8))
 kept = hnp.arrays(np.bool_, (3, 4))
@@ -38,8 +36,8 @@ def reference(rewards, where, *, scale, mode, singleton="zero"):
 
 def test_worked_numbers():
     close(informative_share(REWARDS), 0.5)
-    close(compiled(REWARDS), [[0.99998, -0.99998], [0, 0]], atol=1e-5)
-    close(compiled(REWARDS, mode="nonzero_reward"), [[2 / 3, -2 / 3], [0, 0]], rtol=1e-6)
+    close(gpg(REWARDS), [[0.99998, -0.99998], [0, 0]], atol=1e-5)
+    close(gpg(REWARDS, mode="nonzero_reward"), [[2 / 3, -2 / 3], [0, 0]], rtol=1e-6)
 
 
 @quick
@@ -51,7 +49,7 @@ def test_worked_numbers():
 )
 def test_equals_the_float64_reference(rewards, where, scale, mode):
     singleton = "raw" if mode == "nonzero_reward" else "zero"
-    out = compiled(rewards, where=where, scale=scale, mode=mode, singleton=singleton)
+    out = gpg(rewards, where=where, scale=scale, mode=mode, singleton=singleton)
     expected = reference(rewards, where, scale=scale, mode=mode, singleton=singleton)
     close(out, expected, rtol=2e-5, atol=2e-6)
 
@@ -70,7 +68,7 @@ def test_singletons_and_dropped_groups_are_not_informative():
     rewards = np.array([[1.0, 0.0], [5.0, np.nan], [np.nan, np.nan]])
     where = np.array([[True, True], [True, False], [False, False]])
     assert informative_share(rewards, where=where) == 0.5
-    close(compiled(rewards, where=where), [[1, -1], [0, 0], [0, 0]], atol=1e-4)
-    raw = compiled(rewards, where=where, mode="nonzero_reward", singleton="raw")
+    close(gpg(rewards, where=where), [[1, -1], [0, 0], [0, 0]], atol=1e-4)
+    raw = gpg(rewards, where=where, mode="nonzero_reward", singleton="raw")
     close(raw, [[0.75, -0.75], [7.5, 0], [0, 0]], rtol=1e-6)
     assert informative_share(rewards, where=np.zeros_like(where)) == 0.0

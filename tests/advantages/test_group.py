@@ -14,8 +14,6 @@ from rows import for_each
 
 from jaxrl_llm.advantages import dr_grpo, grpo, grpo_split, rloo
 
-compiled = jax.jit(grpo, static_argnames=("scale", "ddof", "eps", "singleton", "baseline"))
-
 
 def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton="zero"):
     """The formula row by row in float64, with the edge cases written out."""
@@ -52,7 +50,7 @@ def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton
     ],
 )
 def test_worked_numbers(rewards, options, expected):
-    advantages = compiled(np.array(rewards, jnp.float32), **options)
+    advantages = grpo(np.array(rewards, jnp.float32), **options)
     close(advantages, expected, atol=1.2e-6)
 
 
@@ -100,7 +98,7 @@ def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, sing
     where[1, 0], where[1, 1] = False, np.arange(6) == 2
     options = {"baseline": baseline, "ddof": ddof, "eps": 1e-4, "singleton": singleton}
     options["scale"] = scale
-    got = compiled(np.where(where, rewards, np.nan), where=where, **options)
+    got = grpo(np.where(where, rewards, np.nan), where=where, **options)
     close(got, other_baselines(rewards, where, **options), atol=2e-6)
 
 
@@ -149,19 +147,19 @@ def test_equals_the_float64_reference(scale, ddof, singleton):
     options = {"scale": scale, "singleton": singleton}
     options |= {} if scale == "none" else {"ddof": ddof, "eps": 1e-4}
     for where in (some, np.ones_like(some)):
-        out = compiled(rewards, where=where, **options)
+        out = grpo(rewards, where=where, **options)
         close(out, reference(rewards, where, **options), rtol=2e-5, atol=2e-6)
 
 
 def test_raw_singletons_of_a_batch_without_spread_are_not_blown_up():
     rewards = np.full((3, 1), 0.1)
-    close(compiled(rewards, scale="batch", singleton="raw"), np.full((3, 1), 0.1), rtol=1e-5)
+    close(grpo(rewards, scale="batch", singleton="raw"), np.full((3, 1), 0.1), rtol=1e-5)
 
 
 def test_a_tiny_spread_around_a_large_reward_survives_float32():
     # E[x^2] - E[x]^2 would cancel to nothing here; two passes do not.
     rewards = np.array([1000.0, 1000.0, 1000.0, 1000.25])
-    close(compiled(rewards), [-0.5, -0.5, -0.5, 1.5], atol=1e-4)
+    close(grpo(rewards), [-0.5, -0.5, -0.5, 1.5], atol=1e-4)
 
 
 def test_only_the_batch_scale_communicates_on_a_mesh():
@@ -170,10 +168,10 @@ def test_only_the_batch_scale_communicates_on_a_mesh():
     rewards = jax.device_put(normal(2, (16, 4)), sharding)
 
     def collectives(scale):
-        compiled = jax.jit(lambda r: grpo(r, scale=scale)).lower(rewards).compile()
-        close(compiled(rewards), grpo(jnp.asarray(np.asarray(rewards)), scale=scale), rtol=1e-5)
+        program = jax.jit(lambda r: grpo(r, scale=scale)).lower(rewards).compile()
+        close(program(rewards), grpo(jnp.asarray(np.asarray(rewards)), scale=scale), rtol=1e-5)
         names = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
-        return sum(compiled.as_text().count(name) for name in (*names, "collective-broadcast"))
+        return sum(program.as_text().count(name) for name in (*names, "collective-broadcast"))
 
     assert collectives("group") == 0
     assert collectives("none") == 0
@@ -211,7 +209,6 @@ def test_dr_grpo_and_rloo_equal_float64_with_dropped_rollouts():
 SHAPE = (3, 4)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-40, 40).map(lambda i: i / 8))
 bools = hnp.arrays(np.bool_, SHAPE)
-split = jax.jit(grpo_split)
 
 
 def split_reference(rewards, steered, where):
@@ -226,7 +223,7 @@ def split_reference(rewards, steered, where):
 @given(rewards=eighths, steered=bools, where=bools)
 def test_grpo_split_against_float64(rewards, steered, where):
     junk = np.where(where, rewards, np.nan)
-    out = np.asarray(split(junk, steered=steered, where=where))
+    out = np.asarray(grpo_split(junk, steered=steered, where=where))
     close(out, split_reference(rewards, steered, where), atol=1e-5)
     close(np.where(~steered, out, 0).sum(-1), 0.0, atol=2e-5)
 

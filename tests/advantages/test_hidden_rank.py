@@ -64,9 +64,7 @@ def test_growth_equals_float64(dimension):
     mask = np.stack([np.isin(np.arange(11), rng.permutation(11)[:n]) for n in lengths])
     junk = np.where(mask[..., None], hidden, np.nan)
     for stride, most in ((2, 512), (3, 8)):
-        growth = jax.jit(adv.rank_growth, static_argnames=("stride", "max_tokens"))(
-            junk, mask, stride=stride, max_tokens=most
-        )
+        growth = adv.rank_growth(junk, mask, stride=stride, max_tokens=most)
         for i in range(5):
             expected = numpy_growth(np.float64(hidden[i][mask[i]]), stride, most)
             close([x[i] for x in growth], expected, atol=2e-3)

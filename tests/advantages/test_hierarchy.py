@@ -1,14 +1,11 @@
 """Hierarchical advantages: worked numbers, a loop over segments in float64, laws."""
 
-import jax
 import numpy as np
 import pytest
 from cheap import close, equal, put
 from rows import for_each
 
 from jaxrl_llm import advantages as adv
-
-compiled = jax.jit(adv.hae)
 
 
 def loop(r, v, w, u, switch, truncated, gamma, action_lam, subgoal_lam):
@@ -56,7 +53,7 @@ def test_equals_the_loop_over_segments():
     truncated = rng.random((3, 2)) < 0.5
     options = {"gamma": 0.9, "action_lam": 0.7, "subgoal_lam": 0.6}
     junk = [np.where(where, x, np.nan) for x in (r, v, w, u)]
-    out = compiled(*junk, switch, turn_where=where, truncated=truncated, **options)
+    out = adv.hae(*junk, switch, turn_where=where, truncated=truncated, **options)
     for index in np.ndindex(3, 2):
         keep = where[index]
         columns = [np.float64(x[index][keep]) for x in (r, v, w, u)]

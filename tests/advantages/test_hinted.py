@@ -1,14 +1,11 @@
 """ADHint: rollouts with and without a hint in one group, and the tokens of the hint."""
 
-import jax
 import numpy as np
 from cheap import close, equal, value_and_grad
 from rows import for_each
 
 from jaxrl_llm.advantages import adhint, grpo, grpo_imitating, hint_consistency, hint_preservation
 from jaxrl_llm.core import traits_of
-
-compiled = jax.jit(adhint)
 
 
 def reference(rewards, hinted, where, kappa=1.0):
@@ -38,7 +35,7 @@ def test_equals_the_reference():
     for seed in range(5):
         rewards, hinted, where = arrays(seed)
         junk = np.where(where, rewards, np.nan).astype(np.float32)
-        ours = compiled(junk, hinted=hinted, where=where)
+        ours = adhint(junk, hinted=hinted, where=where)
         close(ours, reference(rewards, hinted, where), atol=2e-5)
 
 
@@ -47,7 +44,7 @@ def test_a_hint_that_helps_weighs_the_exceptions():
         np.array([1.0, 0.0, 1.0, 0.0, 1.0]),
         np.array([False, False, True, True, True]),
     )
-    ours, plain = compiled(rewards, hinted=hinted), grpo(rewards)
+    ours, plain = adhint(rewards, hinted=hinted), grpo(rewards)
     grown = np.abs(ours) > np.abs(plain)
     assert grown.tolist() == [True, False, False, True, False]  # D = 2/3 - 1/2 > 0
     equal(np.sign(ours), np.sign(plain))
@@ -57,7 +54,7 @@ def test_hint_tokens_count_by_their_consistency():
     mask = np.array([[True, True, True, True, False]])
     hint = np.array([[True, True, False, False, False]])
     entropy = np.array([[1.2, 0.1, 0.3, 0.5, np.nan]])
-    shaped = jax.jit(hint_consistency)(np.array([3.0]), mask, hint_mask=hint, old_entropy=entropy)
+    shaped = hint_consistency(np.array([3.0]), mask, hint_mask=hint, old_entropy=entropy)
     close(shaped, [[1.0, 0.75, 3.0, 3.0, 0.0]], rtol=1e-6)
     silent = hint_consistency(np.array([3.0]), mask, hint_mask=hint, old_entropy=0.0 * mask)
     equal(silent, [[0.0, 0.0, 3.0, 3.0, 0.0]])
@@ -66,7 +63,7 @@ def test_hint_tokens_count_by_their_consistency():
 def test_a_failed_rollout_does_not_blame_its_hint():
     mask = np.array([[True, True, True, False]] * 2)
     hint = np.array([[True, False, False, True]] * 2)
-    kept = jax.jit(hint_preservation)(np.array([2.0, -2.0]), mask, hint_mask=hint)
+    kept = hint_preservation(np.array([2.0, -2.0]), mask, hint_mask=hint)
     assert kept.tolist() == [[2.0, 2.0, 2.0, 0.0], [0.0, -2.0, -2.0, 0.0]]
     assert traits_of(hint_preservation).token_values and traits_of(hint_consistency).token_values
 

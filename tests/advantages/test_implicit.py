@@ -1,6 +1,5 @@
-"""Implicit rewards of turns, credit of two levels, and the loss of their model."""
+"""Implicit rewards of turns, credit of two two_level, and the loss of their model."""
 
-import jax
 import numpy as np
 from cheap import close, value_and_grad
 from rows import for_each
@@ -9,9 +8,6 @@ from jaxrl_llm.advantages import implicit_turn_rewards, oprl, prime, rloo, two_l
 from jaxrl_llm.preferences import outcome_cross_entropy, trajectory_dpo
 
 P, G, T, K = 3, 4, 7, 3
-implicit = jax.jit(implicit_turn_rewards, static_argnames=("turns", "beta"))
-levels = jax.jit(two_level, static_argnames=("base", "alpha"))
-loss_of = jax.jit(trajectory_dpo, static_argnames=("beta",))
 
 
 def arrays(seed=0):
@@ -29,12 +25,12 @@ def arrays(seed=0):
 def test_rewards_of_turns_add_up_to_the_log_ratio():
     prm, old, mask, turn_ids, *_ = arrays()
     junk = np.where(mask, prm, np.nan), np.where(mask, old, 1e4)
-    ours = implicit(*junk, mask, turn_ids=turn_ids, turns=K, beta=0.5)
+    ours = implicit_turn_rewards(*junk, mask, turn_ids=turn_ids, turns=K, beta=0.5)
     ratio = np.where(mask, np.float64(prm) - old, 0.0)
     expected = np.stack([0.5 * (ratio * (turn_ids == k)).sum(-1) for k in range(K)], -1)
     close(ours, expected, atol=1e-5)
     close(np.sum(ours, -1), 0.5 * ratio.sum(-1), atol=1e-5)
-    same = implicit(prm, prm, mask, turn_ids=turn_ids, turns=K)
+    same = implicit_turn_rewards(prm, prm, mask, turn_ids=turn_ids, turns=K)
     assert not np.asarray(same).any()
 
 
@@ -54,9 +50,9 @@ BASES = {
 def test_two_levels_equal_a_table_of_steps(base):
     prm, old, mask, turn_ids, rewards, where = arrays(1)
     turn_where = np.stack([(mask & (turn_ids == k)).any(-1) for k in range(K)], -1)
-    turns = np.asarray(implicit(prm, old, mask, turn_ids=turn_ids, turns=K))
+    turns = np.asarray(implicit_turn_rewards(prm, old, mask, turn_ids=turn_ids, turns=K))
     junk = np.where(turn_where & where[..., None], turns, np.nan)
-    ours = levels(
+    ours = two_level(
         np.where(where, rewards, np.nan),
         turn_rewards=junk,
         turn_where=turn_where,
@@ -77,7 +73,7 @@ def test_two_levels_equal_a_table_of_steps(base):
 
 def test_worked_numbers_and_the_base_algorithm():
     rewards, none = np.array([1.0, 0.0, 0.0]), np.zeros((3, 2))
-    ours = levels(rewards, turn_rewards=none)
+    ours = two_level(rewards, turn_rewards=none)
     close(ours, np.repeat([[1.0], [-0.5], [-0.5]], 2, axis=1), rtol=1e-6)
     prm, old, mask, turn_ids, rewards, where = arrays(2)
     turn_where = np.ones((P, G, K), bool)
@@ -100,7 +96,7 @@ def test_the_loss_is_the_mean_over_all_pairs_of_the_batch(mean):
     options = {"where": where, "beta": 0.3, "turn_ids": ids}
 
     def loss(x):
-        return loss_of(x, np.where(mask, old, np.nan), mask, rewards, **options)
+        return trajectory_dpo(x, np.where(mask, old, np.nan), mask, rewards, **options)
 
     value, gradient = value_and_grad(loss)(prm)
     q, losses, raised = np.zeros((P, G)), [], np.zeros((P, G))
@@ -118,12 +114,9 @@ def test_the_loss_is_the_mean_over_all_pairs_of_the_batch(mean):
     # It raises the log-probabilities of the better and lowers those of the worse.
     assert (np.sign(-np.asarray(gradient))[mask] == np.repeat(raised[..., None], T, -1)[mask]).all()
     assert not np.asarray(gradient)[~mask].any()
-    equal = loss_of(prm, prm, mask, rewards, **options)
+    equal = trajectory_dpo(prm, prm, mask, rewards, **options)
     close(equal, np.log(2), rtol=1e-6)
-    assert float(loss_of(prm, old, mask, np.ones((P, G)), **options)) == 0.0
-
-
-of_tokens = jax.jit(prime, static_argnames=("beta", "alpha", "normalize"))
+    assert float(trajectory_dpo(prm, old, mask, np.ones((P, G)), **options)) == 0.0
 
 
 def prime_by_hand(prm, ref, mask, rewards, where, *, beta, alpha, normalize):
@@ -152,7 +145,7 @@ def test_process_rewards_of_tokens_join_the_outcome(normalize):
     options = {"beta": 0.3, "alpha": 0.7, "normalize": normalize}
     expected = prime_by_hand(prm, ref, mask, rewards, where, **options)
     taken = mask & where[..., None]
-    ours = of_tokens(
+    ours = prime(
         np.where(where, rewards, np.nan),
         prm_logp=np.where(taken, prm, np.nan),
         ref_logp=np.where(taken, ref, 1e4),

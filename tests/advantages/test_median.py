@@ -10,8 +10,6 @@ from rows import for_each
 
 from jaxrl_llm.advantages import mc_grpo, mc_grpo_keep, mc_grpo_pivot
 
-compiled = jax.jit(mc_grpo, static_argnames=("scale", "eps", "rescale_nonzero"))
-pivot = jax.jit(mc_grpo_pivot)
 SHAPE = (3, 5)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-8, 8).map(lambda i: i / 8))
 kept = hnp.arrays(np.bool_, SHAPE)
@@ -63,7 +61,7 @@ def test_worked_numbers(rewards, expected, at):
 def test_equals_the_float64_reference(scale, rescale, rewards, where):
     options = {"scale": scale, "rescale_nonzero": rescale}
     close(
-        compiled(rewards, where=where, **options),
+        mc_grpo(rewards, where=where, **options),
         reference(rewards, where, **options),
         rtol=2e-5,
         atol=1e-5,
@@ -73,10 +71,10 @@ def test_equals_the_float64_reference(scale, rescale, rewards, where):
 @quick
 @given(rewards=eighths, where=kept)
 def test_one_pivot_a_group_with_advantage_zero(rewards, where):
-    is_pivot = np.asarray(pivot(rewards, where=where))
+    is_pivot = np.asarray(mc_grpo_pivot(rewards, where=where))
     assert (is_pivot.sum(-1) == where.any(-1)).all()
     assert not (is_pivot & ~where).any()
-    assert not np.asarray(compiled(rewards, where=where))[is_pivot].any()
+    assert not np.asarray(mc_grpo(rewards, where=where))[is_pivot].any()
     for row, keep, at in zip(rewards, where, is_pivot, strict=True):
         if keep.any():
             first = np.flatnonzero(keep & (row == lower_median(row[keep])))[0]
@@ -86,9 +84,9 @@ def test_one_pivot_a_group_with_advantage_zero(rewards, where):
 def test_the_pivot_is_one_of_the_kept():
     where = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)
     clean = np.random.default_rng(0).normal(size=SHAPE)
-    expected = pivot(np.where(where, clean, 1e4), where=where)
+    expected = mc_grpo_pivot(np.where(where, clean, 1e4), where=where)
     for junk in (np.nan, np.inf, -np.inf):
-        equal(pivot(np.where(where, clean, junk), where=where), expected)
+        equal(mc_grpo_pivot(np.where(where, clean, junk), where=where), expected)
     assert mc_grpo_pivot(np.zeros((4, 0))).shape == (4, 0)
 
 

@@ -1,6 +1,5 @@
-"""OSPO, its fairness and its variant with returns, against loops over a step table."""
+"""OSPO, its fairness and its fleet_grpo with returns, against loops over a step table."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from cheap import close, equal, value_and_grad
@@ -8,9 +7,6 @@ from jax.test_util import check_grads
 from rows import for_each
 
 from jaxrl_llm.advantages import fleet_fairness, fleet_grpo, ospo
-
-compiled = jax.jit(ospo, static_argnames=("fairness", "eps"))
-variant = jax.jit(fleet_grpo, static_argnames=("gamma", "norm", "punishment"))
 
 
 def sample(seed, shape=(5, 4)):
@@ -75,7 +71,7 @@ def variant_reference(rewards, where, gamma, norm, punishment):
 def test_worked_numbers():
     rewards = np.array([[1.0, 2.0, 3.0]])
     expected = [[-1.224745, 0.0, 1.224745]]
-    close(compiled(rewards, fairness=0.0), expected, atol=1e-6)
+    close(ospo(rewards, fairness=0.0), expected, atol=1e-6)
     # The first spread is the deviation itself.
     close(fleet_fairness(rewards), [-np.std([1, 2, 3])], rtol=1e-6)
 
@@ -83,7 +79,7 @@ def test_worked_numbers():
 @for_each("seed", range(3))
 def test_equals_the_reference(seed):
     rewards, where = sample(seed)
-    close(compiled(rewards, where=where), reference(rewards, where), atol=2e-5)
+    close(ospo(rewards, where=where), reference(rewards, where), atol=2e-5)
     close(fleet_fairness(rewards, where=where), fairness(rewards, where), atol=1e-5)
 
 
@@ -93,7 +89,7 @@ def test_variant_equals_the_reference(norm, punishment):
     for seed in range(2):
         rewards, where = sample(seed)
         for gamma in (0.0, 0.9):
-            out = variant(rewards, where=where, gamma=gamma, norm=norm, punishment=punishment)
+            out = fleet_grpo(rewards, where=where, gamma=gamma, norm=norm, punishment=punishment)
             expected = variant_reference(rewards, where, gamma, norm, punishment)
             close(out, expected, atol=3e-5)
 
@@ -113,7 +109,7 @@ def test_dropped_steps_are_never_read_in_value_or_gradient(function):
         equal(gradient, slope)
 
 
-@for_each("function", [compiled, variant])
+@for_each("function", [ospo, fleet_grpo])
 def test_gradient_permutation_leading_axes_and_bfloat16(function):
     rewards, where = sample(9)
     where[3] = True
@@ -124,7 +120,7 @@ def test_gradient_permutation_leading_axes_and_bfloat16(function):
     out, order = np.asarray(function(rewards, where=where)), [3, 0, 2, 1]
     moved = function(rewards[:, order], where=where[:, order])
     close(moved, out[:, order], atol=1e-5)
-    if function is compiled:
+    if function is ospo:
         both = function(np.stack([rewards, rewards]), where=np.stack([where, where]))
         close(both, np.stack([out, out]), atol=1e-5)
     half = np.asarray(rewards, jnp.bfloat16)
@@ -134,6 +130,6 @@ def test_gradient_permutation_leading_axes_and_bfloat16(function):
 
 def test_constant_rewards_give_no_advantage():
     rewards = np.full((3, 4), 0.1)
-    assert not np.asarray(compiled(rewards)).any()
-    assert not np.asarray(variant(rewards)).any()
-    close(ospo(rewards), compiled(rewards))
+    assert not np.asarray(ospo(rewards)).any()
+    assert not np.asarray(fleet_grpo(rewards)).any()
+    close(ospo(rewards), ospo(rewards))

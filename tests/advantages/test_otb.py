@@ -10,8 +10,6 @@ from rows import for_each
 from jaxrl_llm.advantages import otb, otb_token, sum_pi_squared
 
 STATIC = ("zero_tail", "compact", "eps")
-compiled = jax.jit(otb, static_argnames=STATIC)
-compiled_token = jax.jit(otb_token, static_argnames=STATIC)
 # exp(logp) = 0.5 gives w = sum_pi_sq.
 HALF = float(np.log(0.5))
 
@@ -77,10 +75,10 @@ def test_worked_numbers():
     mask, old_logp = np.ones((2, 2), bool), np.full((2, 2), HALF)
     expected = [[0.047619, 0.390244], [-0.952381, -0.609756]]
     # In the worked example the returns are [[1, 1], [0, 0]]: rewards on the last token.
-    out = compiled(np.array([1.0, 0.0]), mask, old_logp=old_logp, sum_pi_sq=w)
+    out = otb(np.array([1.0, 0.0]), mask, old_logp=old_logp, sum_pi_sq=w)
     close(out, expected, atol=1e-6)
     token_rewards = np.array([[0.0, 1.0], [0.0, 0.0]])
-    out = compiled_token(token_rewards, mask, old_logp=old_logp, sum_pi_sq=w)
+    out = otb_token(token_rewards, mask, old_logp=old_logp, sum_pi_sq=w)
     close(out, expected, atol=1e-6)
 
 
@@ -90,7 +88,7 @@ def test_worked_numbers():
 def test_equals_the_float64_reference(zero_tail, compact, gaps):
     for seed in range(3):
         token_rewards, mask, where, old_logp, sum_pi_sq, weights = data(seed, gaps)
-        out = compiled_token(
+        out = otb_token(
             token_rewards,
             mask,
             where=where,
@@ -110,28 +108,28 @@ def test_two_longest_rollouts_have_no_tail():
     mask = np.arange(3) < np.array([[3], [3], [1]])
     options = {"old_logp": np.full((3, 3), HALF), "sum_pi_sq": np.ones((3, 3))}
     rewards = np.array([1.0, 0.0, 0.0])
-    equal(compiled(rewards, mask, **options, zero_tail=True), compiled(rewards, mask, **options))
+    equal(otb(rewards, mask, **options, zero_tail=True), otb(rewards, mask, **options))
 
 
 def test_a_group_of_one_keeps_its_reward():
     mask, half = np.ones((2, 2), bool), np.full((2, 2), HALF)
     where = np.array([True, False])
     options = {"old_logp": half, "sum_pi_sq": half + 1, "where": where}
-    out = compiled(np.array([3.0, np.nan]), mask, **options)
+    out = otb(np.array([3.0, np.nan]), mask, **options)
     equal(out, [[3.0, 3.0], [0.0, 0.0]])
     # A rollout without tokens is a member of the group, unless positions are compact.
     empty = mask & where[:, None]
     options = {"old_logp": half, "sum_pi_sq": half + 1}
     rewards = np.array([3.0, 1.0])
-    close(compiled(rewards, empty, **options)[0], [0.0, 0.0], atol=1e-6)
-    equal(compiled(rewards, empty, **options, compact=True)[0], [3.0, 3.0])
+    close(otb(rewards, empty, **options)[0], [0.0, 0.0], atol=1e-6)
+    equal(otb(rewards, empty, **options, compact=True)[0], [3.0, 3.0])
 
 
 def test_rounding_below_zero_is_no_negative_weight():
     # A sure policy: 1 - 2 + 1 can come out as -1e-7, and two of them could cancel the sum.
     mask = np.ones((2, 1), bool)
     sure = {"old_logp": np.zeros((2, 1)), "sum_pi_sq": np.array([[1.0 - 1e-6], [1.0 + 1e-6]])}
-    out = compiled(np.array([1.0, 0.0]), mask, **sure)
+    out = otb(np.array([1.0, 0.0]), mask, **sure)
     close(out, [[1.0], [0.0]], atol=1e-6)
 
 

@@ -19,9 +19,6 @@ SHAPE = (3, 5)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-4, 4).map(lambda i: i / 8))
 binary = hnp.arrays(np.float32, SHAPE, elements=st.sampled_from([0.0, 1.0]))
 kept = hnp.arrays(np.bool_, SHAPE)
-best = jax.jit(grpo_passk, static_argnames=("scale", "ddof", "eps"))
-training = jax.jit(passk_training, static_argnames=("k", "threshold", "eps"))
-pk = jax.jit(pkpo, static_argnames=("k", "loo", "threshold"))
 
 
 def by_rows(function, rewards, where):
@@ -112,21 +109,21 @@ def test_log_comb():
 @for_each(
     ("function", "options", "rewards", "expected"),
     [
-        (best, {}, [0.9, 0.5, 0.1], [1, 0, 0]),
-        (best, {"scale": "none"}, [0.9, 0.5, 0.1], [0.4, 0, 0]),
-        (best, {}, [1.0, 1.0, 0.0], [0, 0, 0]),
-        (training, {"k": 2}, [1, 0, 0, 0], [1.0, -1 / 3, -1 / 3, -1 / 3]),
-        (training, {"k": 2}, [1, 1, 0, 0], [0.447212, 0.447212, -0.447212, -0.447212]),
-        (training, {"k": 2}, [1, 1, 1, 0], [0, 0, 0, 0]),
-        (training, {"k": 4}, [1, 1] + [0] * 6, [0.522232] * 2 + [-0.174077] * 6),
-        (training, {"k": 1}, [1, 0, 0, 0], [1.732047] + [-0.577349] * 3),
-        (pk, {"k": 2}, [1, 0, 0, 0], [1, 0, 0, 0]),
-        (pk, {"k": 2, "loo": True}, [1, 0, 0, 0], [1] + [-1 / 3] * 3),
-        (pk, {"k": 2}, [1, 1, 0, 0], [2 / 3, 2 / 3, 0, 0]),
-        (pk, {"k": 2, "loo": True}, [1, 1, 0, 0], [0.444444, 0.444444, -0.444444, -0.444444]),
-        (pk, {"k": 2}, [1, 1, 1, 0], [1 / 3] * 3 + [0]),
-        (pk, {"k": 2, "loo": True}, [1, 1, 1, 0], [0.111111] * 3 + [-1 / 3]),
-        (pk, {"k": 4}, [1, 1, 0, 0], [0, 0, 0, 0]),
+        (grpo_passk, {}, [0.9, 0.5, 0.1], [1, 0, 0]),
+        (grpo_passk, {"scale": "none"}, [0.9, 0.5, 0.1], [0.4, 0, 0]),
+        (grpo_passk, {}, [1.0, 1.0, 0.0], [0, 0, 0]),
+        (passk_training, {"k": 2}, [1, 0, 0, 0], [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        (passk_training, {"k": 2}, [1, 1, 0, 0], [0.447212, 0.447212, -0.447212, -0.447212]),
+        (passk_training, {"k": 2}, [1, 1, 1, 0], [0, 0, 0, 0]),
+        (passk_training, {"k": 4}, [1, 1] + [0] * 6, [0.522232] * 2 + [-0.174077] * 6),
+        (passk_training, {"k": 1}, [1, 0, 0, 0], [1.732047] + [-0.577349] * 3),
+        (pkpo, {"k": 2}, [1, 0, 0, 0], [1, 0, 0, 0]),
+        (pkpo, {"k": 2, "loo": True}, [1, 0, 0, 0], [1] + [-1 / 3] * 3),
+        (pkpo, {"k": 2}, [1, 1, 0, 0], [2 / 3, 2 / 3, 0, 0]),
+        (pkpo, {"k": 2, "loo": True}, [1, 1, 0, 0], [0.444444, 0.444444, -0.444444, -0.444444]),
+        (pkpo, {"k": 2}, [1, 1, 1, 0], [1 / 3] * 3 + [0]),
+        (pkpo, {"k": 2, "loo": True}, [1, 1, 1, 0], [0.111111] * 3 + [-1 / 3]),
+        (pkpo, {"k": 4}, [1, 1, 0, 0], [0, 0, 0, 0]),
     ],
 )
 def test_worked_numbers(function, options, rewards, expected):
@@ -138,12 +135,12 @@ def test_worked_numbers(function, options, rewards, expected):
 @quick
 @given(rewards=eighths, where=kept)
 def test_the_lead_equals_float64(options, rewards, where):
-    got = np.asarray(best(rewards, where=where, **options))
+    got = np.asarray(grpo_passk(rewards, where=where, **options))
     expected = by_rows(lambda r: ref_best(r, **options), rewards, where)
     close(got, expected, rtol=1e-5, atol=1e-6)
     assert (got >= 0).all()
     assert ((got > 0).sum(-1) <= 1).all()
-    shifted = best(rewards + 3, where=where, **options)
+    shifted = grpo_passk(rewards + 3, where=where, **options)
     close(shifted, got, rtol=1e-4, atol=1e-5)
 
 
@@ -151,13 +148,13 @@ def test_the_lead_equals_float64(options, rewards, where):
 @quick
 @given(rewards=binary, where=kept)
 def test_advantages_of_all_subsets(k, rewards, where):
-    got = np.asarray(training(rewards, where=where, k=k))
+    got = np.asarray(passk_training(rewards, where=where, k=k))
     expected = by_rows(lambda r: ref_training(r, k), rewards, where)
     close(got, expected, rtol=2e-5, atol=3e-6)
     close(got.sum(-1), 0.0, atol=2e-5)
     for loo in (False, True):
         close(
-            pk(rewards, where=where, k=k, loo=loo),
+            pkpo(rewards, where=where, k=k, loo=loo),
             by_rows(lambda r, loo=loo: ref_pkpo(r, k, loo), rewards, where),
             rtol=1e-5,
             atol=1e-6,

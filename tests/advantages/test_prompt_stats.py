@@ -16,7 +16,6 @@ from jaxrl_llm.advantages import (
     smooth_standardization,
 )
 
-update = jax.jit(prompt_stats_update)
 smooth = smooth_standardization(num_prompts=3)
 step = jax.jit(lambda r, s, ids, where: smooth.update(r, s, prompt_ids=ids, where=where, key=1))
 everyone = np.ones((2, 4), bool)
@@ -80,13 +79,13 @@ def test_equals_the_reference_over_many_visits(seed):
 def test_several_rows_of_one_prompt_are_visits_in_any_order():
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=(3, 4)).astype(np.float32)
-    before = update(prompt_stats_init(2), np.array([1]), rewards[:1] + 2.0)
+    before = prompt_stats_update(prompt_stats_init(2), np.array([1]), rewards[:1] + 2.0)
     results = []
     for order in itertools.permutations(range(3)):
-        together = update(before, np.full(3, 1), rewards[list(order)])
+        together = prompt_stats_update(before, np.full(3, 1), rewards[list(order)])
         one_by_one = before
         for row in order:
-            one_by_one = update(one_by_one, np.array([1]), rewards[row : row + 1])
+            one_by_one = prompt_stats_update(one_by_one, np.array([1]), rewards[row : row + 1])
         for a, b in zip(together, one_by_one, strict=True):
             close(a, b, rtol=1e-5, atol=1e-6)
         results.append(together)

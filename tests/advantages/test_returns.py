@@ -17,8 +17,6 @@ from jaxrl_llm.core.scans import recur_back
 SHAPE = (2, 3, 6)
 numbers = hnp.arrays(np.float32, SHAPE, elements=st.integers(-16, 16).map(lambda i: i / 8))
 masks = hnp.arrays(np.bool_, SHAPE)
-to_go = jax.jit(reward_to_go)
-shaped = jax.jit(kl_shaped_rewards, static_argnames="estimator")
 
 
 def loop(rewards, mask, gamma):
@@ -41,12 +39,14 @@ def loop(rewards, mask, gamma):
 @quick
 @given(rewards=numbers, mask=masks, gamma=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_reward_to_go_equals_a_loop(rewards, mask, gamma):
-    close(to_go(rewards, mask, gamma=gamma), loop(rewards, mask, gamma), rtol=1e-5, atol=1e-5)
+    close(
+        reward_to_go(rewards, mask, gamma=gamma), loop(rewards, mask, gamma), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_gamma_may_be_traced_and_is_differentiated():
     rewards, mask = np.array([0.5, 1.0, -2.0]), np.array([True, False, True])
-    check_grads(lambda r, g: to_go(r, mask, gamma=g), (rewards, 0.7), order=1, modes=["rev"])
+    check_grads(lambda r, g: reward_to_go(r, mask, gamma=g), (rewards, 0.7), order=1, modes=["rev"])
 
 
 def test_the_reward_stands_on_the_last_kept_token_and_an_empty_rollout_loses_it():
@@ -65,7 +65,7 @@ def test_kl_shaped_rewards_equal_the_formula(estimator):
     rewards = rng.normal(size=(2, 3)).astype(np.float32)
     mask = rng.random((2, 3, 5)) < 0.7
     old_logp, ref_logp = -rng.exponential(size=(2, 2, 3, 5)).astype(np.float32)
-    out = shaped(
+    out = kl_shaped_rewards(
         rewards, mask, old_logp=old_logp, ref_logp=ref_logp, kl_coef=0.3, estimator=estimator
     )
     kl = estimates(np.float64(old_logp) - np.float64(ref_logp))[estimator]
@@ -96,16 +96,16 @@ def test_a_coefficient_for_each_prompt():
     logp, ref_logp = np.zeros((2, 2, 3)), np.full((2, 2, 3), -1.0)
     coef = np.array([0.5, 2.0]).reshape(2, 1, 1)
     mask = np.ones((2, 2, 3), bool)
-    out = shaped(np.zeros((2, 2)), mask, old_logp=logp, ref_logp=ref_logp, kl_coef=coef)
+    out = kl_shaped_rewards(np.zeros((2, 2)), mask, old_logp=logp, ref_logp=ref_logp, kl_coef=coef)
     close(out, -np.broadcast_to(coef, mask.shape))
 
 
 def test_bfloat16_comes_out_as_float32():
     mask = np.ones((2, 3), bool)
     half = np.ones((2, 3), jnp.bfloat16)
-    assert to_go(half, mask).dtype == jnp.float32
+    assert reward_to_go(half, mask).dtype == jnp.float32
     assert terminal_rewards(half[:, 0], mask).dtype == jnp.float32
-    out = shaped(half[:, 0], mask, old_logp=half, ref_logp=half, kl_coef=0.1)
+    out = kl_shaped_rewards(half[:, 0], mask, old_logp=half, ref_logp=half, kl_coef=0.1)
     assert out.dtype == jnp.float32
 
 

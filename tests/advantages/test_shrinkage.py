@@ -1,6 +1,5 @@
-"""Baselines fused with a prior (v05_baseline) and with the other groups (jspo)."""
+"""Baselines v05_baseline with a prior (v05_baseline) and with the other groups (jspo)."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from cheap import close, equal, grad, quick
@@ -21,8 +20,6 @@ SHAPE = (4, 3)
 eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(0, 8).map(lambda i: i / 8))
 priors = hnp.arrays(np.float32, SHAPE[:1], elements=st.integers(0, 16).map(lambda i: i / 16))
 kept = hnp.arrays(np.bool_, SHAPE)
-fused = jax.jit(v05_baseline, static_argnames=("var", "scale", "ddof", "eps"))
-pooled = jax.jit(jspo, static_argnames=("eps",))
 
 
 def ref_baseline(r, prior, var="prior"):
@@ -89,7 +86,7 @@ def test_worked_numbers(prior, mean, n, baseline, weight):
 @quick
 @given(rewards=eighths, prior=priors, where=kept)
 def test_fusion_equals_float64(var, scale, rewards, prior, where):
-    got = fused(rewards, prior=prior, where=where, var=var, scale=scale)
+    got = v05_baseline(rewards, prior=prior, where=where, var=var, scale=scale)
     expected = ref_v05(rewards, prior, where, var, scale)
     close(got, expected, rtol=1e-4, atol=2e-5)
     baseline, weight = shrinkage_baseline(rewards, prior=prior, where=where, var=var)
@@ -126,8 +123,8 @@ def test_the_numbers_of_v05_on_rewards_of_minus_one_and_one(
     """Its variance bound of 1 and cost of 0.0039 are 1/4 and 0.0039 / 4 for rewards of 0 and 1."""
     rewards = np.full((1, count), 0.5 + 0.5 * mean)
     halved = np.array([0.5 + 0.5 * prior])
-    fused, share = shrinkage_baseline(rewards, prior=halved, var="bound")
-    close(2 * fused - 1, baseline, atol=2e-6)
+    v05_baseline, share = shrinkage_baseline(rewards, prior=halved, var="bound")
+    close(2 * v05_baseline - 1, baseline, atol=2e-6)
     close(share, weight, atol=2e-6)
     options = {"prior": halved, "cost": 0.0039 / 4, "var": "bound"}
     counts = np.array([count])
@@ -155,11 +152,11 @@ def test_one_step_ahead():
 @quick
 @given(rewards=eighths, where=kept)
 def test_pooling_equals_float64(rewards, where):
-    got = pooled(rewards, where=where)
+    got = jspo(rewards, where=where)
     close(got, ref_jspo(rewards, where), rtol=1e-4, atol=2e-5)
 
 
 def test_pooling_of_equal_groups_as_in_the_authors_code():
     rewards = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
     # For the first: v = (1/4 + 0) / 2, s = 1/16, so the share is 2/3 of the pool's mean 1/4.
-    close(pooled(rewards), [[0.5, 0.5], [-1.0, 1.0], [-0.5, -0.5]], atol=2e-5)
+    close(jspo(rewards), [[0.5, 0.5], [-1.0, 1.0], [-0.5, -0.5]], atol=2e-5)

@@ -1,6 +1,5 @@
 """Turns from one state, with one history, with one action: worked numbers, the step table, laws."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,9 +9,6 @@ from rows import for_each
 from jaxrl_llm.advantages import gigpo, grpo, hgpo, rloo, salt, similar_states
 
 STATIC = ("scale", "episode", "singleton")
-gigpo_of = jax.jit(gigpo, static_argnames=STATIC)
-hgpo_of = jax.jit(hgpo, static_argnames=(*STATIC, "history"))
-salt_of = jax.jit(salt, static_argnames=("history", "include_next_state", "count"))
 
 # Two rollouts of the specification: A [0, 1, 2] earns 10 at the end, B [0, 1] nothing.
 WORKED = {
@@ -95,14 +91,14 @@ def reference_hgpo(batch, history, alpha, scale, gamma=0.9):
 
 def test_worked_numbers_of_gigpo():
     rewards = np.array([10.0, 0.0])
-    by_turns = gigpo_of(rewards, episode="turns", **WORKED)
-    by_rollouts = gigpo_of(rewards, **WORKED)
+    by_turns = gigpo(rewards, episode="turns", **WORKED)
+    by_rollouts = gigpo(rewards, **WORKED)
     step = np.array([[4.5125, 4.75, 0.0], [-4.5125, -4.75, 0.0]])
     base = np.array([[4.0, 4.0, 4.0], [-6.0, -6.0, 0.0]])
     close(by_turns, base + step, rtol=1e-6)
     expected = [[9.5125, 9.75, 5.0], [-9.5125, -9.75, 0.0]]
     close(by_rollouts, expected, rtol=1e-6)
-    scaled = gigpo_of(rewards, episode="turns", scale="group", **WORKED)
+    scaled = gigpo(rewards, episode="turns", scale="group", **WORKED)
     step = np.array([[0.7071, 0.7071, 0.0], [-0.7071, -0.7071, 0.0]])
     base = np.array([[0.7303, 0.7303, 0.7303], [-1.0954, -1.0954, 0.0]])
     close(scaled, base + step, atol=2e-4)
@@ -111,7 +107,7 @@ def test_worked_numbers_of_gigpo():
 def test_worked_numbers_of_hgpo():
     returns = np.array([[0.9, 0.95, 1.0], [0.0, 0.0, 0.0], [0.4, 0.5, 0.6]])
     states = np.array([[0, 1, 2], [0, 1, 2], [0, 4, 2]])
-    out = hgpo_of(returns[:, 0], turn_rewards=returns, state_ids=states, gamma=0.0, scale="none")
+    out = hgpo(returns[:, 0], turn_rewards=returns, state_ids=states, gamma=0.0, scale="none")
     expected = [[0.4667, 0.475, 0.4926], [-0.4333, -0.475, -0.5074], [-0.0333, 0.0, 0.0667]]
     close(out, expected, atol=6e-5)
 
@@ -120,7 +116,7 @@ def test_worked_numbers_of_hgpo():
 def test_gigpo_equals_the_step_table(scale, episode):
     for seed in range(3):
         rewards, batch = sample(seed)
-        out = gigpo_of(rewards, gamma=0.9, omega=0.7, scale=scale, episode=episode, **batch)
+        out = gigpo(rewards, gamma=0.9, omega=0.7, scale=scale, episode=episode, **batch)
         expected = reference_gigpo(rewards, batch, scale, episode, 0.7)
         close(out, expected, atol=2e-5)
 
@@ -129,7 +125,7 @@ def test_gigpo_equals_the_step_table(scale, episode):
 def test_hgpo_equals_the_step_table(history, scale):
     for seed in range(3):
         rewards, batch = sample(seed)
-        out = hgpo_of(rewards, gamma=0.9, history=history, alpha=0.5, scale=scale, **batch)
+        out = hgpo(rewards, gamma=0.9, history=history, alpha=0.5, scale=scale, **batch)
         expected = reference_hgpo(batch, history, 0.5, scale)
         close(out, expected, atol=2e-5)
 
@@ -139,29 +135,29 @@ def test_without_shared_states_gigpo_is_grpo_and_hgpo_has_only_the_episode():
     apart = batch | {"state_ids": np.arange(48).reshape(3, 4, 4)}
     taken = batch["turn_where"] & batch["where"][..., None]
     group = np.where(taken, np.asarray(grpo(rewards, where=batch["where"]))[..., None], 0.0)
-    close(gigpo_of(rewards, scale="group", **apart), group, atol=1e-6)
-    close(gigpo_of(rewards, scale="group", omega=0.0, **batch), group, atol=1e-6)
-    assert not np.asarray(hgpo_of(rewards, **apart)).any()
-    with_episode = hgpo_of(rewards, episode="rollouts", **apart)
+    close(gigpo(rewards, scale="group", **apart), group, atol=1e-6)
+    close(gigpo(rewards, scale="group", omega=0.0, **batch), group, atol=1e-6)
+    assert not np.asarray(hgpo(rewards, **apart)).any()
+    with_episode = hgpo(rewards, episode="rollouts", **apart)
     close(with_episode, group, atol=1e-5)
 
 
 def test_a_lone_rollout_is_zero_or_raw():
     batch = {"turn_rewards": np.array([[1.0, 2.0]]), "state_ids": np.array([[0, 1]])}
-    assert not np.asarray(gigpo_of(np.array([3.0]), **batch)).any()
-    raw = gigpo_of(np.array([3.0]), singleton="raw", **batch)
+    assert not np.asarray(gigpo(np.array([3.0]), **batch)).any()
+    raw = gigpo(np.array([3.0]), singleton="raw", **batch)
     assert raw.tolist() == [[3.0, 3.0]]
 
 
 def test_ids_only_have_to_be_equal():
     rewards, batch = sample(7)
     named = np.array([-5, 900, 2**31 - 1, 17])[batch["state_ids"] + 1]
-    for function in (gigpo_of, hgpo_of):
+    for function in (gigpo, hgpo):
         out = function(rewards, **batch)
         close(function(rewards, **batch | {"state_ids": named}), out, atol=1e-6)
     order = [2, 0, 3, 1]
     moved = {name: x[:, order] for name, x in batch.items()}
-    close(hgpo_of(rewards[:, order], **moved), np.asarray(out)[:, order], atol=1e-5)
+    close(hgpo(rewards[:, order], **moved), np.asarray(out)[:, order], atol=1e-5)
 
 
 def test_junk_of_dropped_turns_is_never_read_and_one_group_is_alone():
@@ -172,7 +168,7 @@ def test_junk_of_dropped_turns_is_never_read_and_one_group_is_alone():
         "state_ids": np.where(taken, batch["state_ids"], 2**31 - 1),
     }
     loud = np.where(batch["where"], rewards, np.nan)
-    for function in (gigpo_of, hgpo_of):
+    for function in (gigpo, hgpo):
         out = function(rewards, **batch)
         equal(function(loud, **junk), out)
         one = function(rewards[1], **{name: x[1] for name, x in batch.items()})
@@ -195,29 +191,29 @@ BASE = np.array([1.0, -1.0, 0.5])
 
 
 def test_worked_numbers_of_salt():
-    out = salt_of(BASE, history=0, **EDGES)
+    out = salt(BASE, history=0, **EDGES)
     third = 0.5 / 3
     close(out, [[0.0, third], [0.0, third], [0.5, third]], atol=1e-6)
     # What came before the second turn of the third rollout was another turn.
-    assert salt_of(BASE, history=1, **EDGES).tolist() == [[0.0, 0.0], [0.0, 0.0], [0.5, 0.5]]
+    assert salt(BASE, history=1, **EDGES).tolist() == [[0.0, 0.0], [0.0, 0.0], [0.5, 0.5]]
 
 
 def test_salt_leaves_what_is_not_shared_and_averages_what_is():
     apart = EDGES | {"action_ids": np.arange(6).reshape(3, 2)}
-    out = salt_of(BASE, history=0, **apart)
+    out = salt(BASE, history=0, **apart)
     equal(out, np.broadcast_to(BASE[:, None], (3, 2)))
     for base in (grpo, rloo):
         advantages = base(np.array([1.0, 0.0, 0.25]))
         same = {name: np.zeros((3, 2), jnp.int32) for name in EDGES}
-        close(salt_of(advantages, history=0, **same), 0.0, atol=1e-6)
+        close(salt(advantages, history=0, **same), 0.0, atol=1e-6)
     none = EDGES | {"state_ids": np.full((3, 2), -1)}
-    equal(salt_of(BASE, **none), np.broadcast_to(BASE[:, None], (3, 2)))
+    equal(salt(BASE, **none), np.broadcast_to(BASE[:, None], (3, 2)))
 
 
 def test_salt_may_ignore_the_next_state():
     leads = EDGES | {"next_state_ids": np.array([[1, -1], [2, -1], [1, -1]])}
-    assert salt_of(BASE, history=0, **leads)[:, 0].tolist() == [1.0, -1.0, 0.5]
-    out = salt_of(BASE, history=0, include_next_state=False, **leads)
+    assert salt(BASE, history=0, **leads)[:, 0].tolist() == [1.0, -1.0, 0.5]
+    out = salt(BASE, history=0, include_next_state=False, **leads)
     assert out[:, 0].tolist() == [0.0, 0.0, 0.5]
 
 
@@ -225,25 +221,25 @@ def test_salt_counts_rollouts_or_turns():
     twice = {name: np.zeros((2, 2), jnp.int32) for name in EDGES}
     where = np.array([[True, True], [True, False]])
     base = np.array([1.0, -0.5])
-    by_rollout = salt_of(base, history=0, turn_where=where, **twice)
+    by_rollout = salt(base, history=0, turn_where=where, **twice)
     close(by_rollout, [[0.25, 0.25], [0.25, 0.0]], atol=1e-6)
-    by_turn = salt_of(base, history=0, turn_where=where, count="turn", **twice)
+    by_turn = salt(base, history=0, turn_where=where, count="turn", **twice)
     close(by_turn, [[0.5, 0.5], [0.5, 0.0]], atol=1e-6)
     rng = np.random.default_rng(9)
     ids = {name: rng.integers(0, 2, (2, 5, 4)) for name in EDGES}
     advantages = rng.normal(size=(2, 5)).astype(np.float32)
     for history in (0, 2):
-        merged = salt_of(advantages, history=history, count="turn", **ids)
+        merged = salt(advantages, history=history, count="turn", **ids)
         close(merged.sum((-1, -2)), 4 * advantages.sum(-1), atol=1e-5)
 
 
 def test_salt_with_a_full_history_shares_common_beginnings_alone():
     states = np.array([[0, 1, 2], [0, 1, 2], [3, 1, 2]])
     ids = {"state_ids": states, "action_ids": states, "next_state_ids": states}
-    out = salt_of(BASE, history=3, **ids)
+    out = salt(BASE, history=3, **ids)
     close(out, [[0.0] * 3, [0.0] * 3, [0.5] * 3], atol=1e-6)
     # One edge before is not enough to tell the third turns apart.
-    assert float(salt_of(BASE, history=1, **ids)[2, 2]) == pytest.approx(0.5 / 3)
+    assert float(salt(BASE, history=1, **ids)[2, 2]) == pytest.approx(0.5 / 3)
 
 
 def test_an_unknown_turn_before_is_no_beginning():
@@ -254,10 +250,10 @@ def test_an_unknown_turn_before_is_no_beginning():
     }
     base = np.array([1.0, -1.0])
     for history, shared in ((0, [1.0, 0.0, 0.0]), (1, [1.0, 1.0, 0.0]), (2, [1.0, 1.0, 1.0])):
-        assert salt_of(base, history=history, **ids)[0].tolist() == shared
+        assert salt(base, history=history, **ids)[0].tolist() == shared
     # A turn that did not happen is none: what follows begins the episode.
     where = np.array([[False, True, True], [False, True, True]])
-    out = salt_of(base, history=2, turn_where=where, **ids)
+    out = salt(base, history=2, turn_where=where, **ids)
     assert not np.asarray(out).any()
 
 

@@ -1,6 +1,5 @@
 """Turns of episodes that fork: their rewards, and against their siblings."""
 
-import jax
 import numpy as np
 from cheap import close, equal, put
 from rows import for_each
@@ -14,19 +13,17 @@ from jaxrl_llm.advantages import (
     turn_nodes,
 )
 
-values_of = jax.jit(step_rewards, static_argnames=("gamma",))
-forks_of = jax.jit(fork_advantages, static_argnames=("scale",))
 STEPS, THERE = np.array([[0, 2], [0, 3], [1, 4]]), np.ones((3, 2), bool)
 
 
 def test_worked_numbers():
     outcome = np.array([1.0, 0.0, 0.0])
-    values = values_of(outcome, STEPS, turn_where=THERE)
+    values = step_rewards(outcome, STEPS, turn_where=THERE)
     close(values, [[0.475, 1.0], [0.475, 0.0], [0.0, 0.0]], atol=1e-6)
-    forks = forks_of(values, STEPS, turn_where=THERE)
+    forks = fork_advantages(values, STEPS, turn_where=THERE)
     close(forks, [[0.2375, 0.5], [0.2375, -0.5], [-0.2375, 0.0]], atol=1e-6)
     # An earlier success is worth more.
-    short = values_of(outcome, STEPS, turn_where=put(THERE, np.s_[0, 1], False))
+    short = step_rewards(outcome, STEPS, turn_where=put(THERE, np.s_[0, 1], False))
     assert short[0, 0] == 0.5 and short[0, 1] == 0.0
 
 
@@ -34,7 +31,7 @@ def test_a_table_of_nodes_has_the_same_advantages():
     parents = np.array([-1, -1, 0, 0, 1])
     values = np.array([0.475, 0.0, 1.0, 0.0, 0.0])  # of the turns 0 to 4
     for options in ({}, {"scale": "std"}):
-        forks = forks_of(values[STEPS], STEPS, turn_where=THERE, **options)
+        forks = fork_advantages(values[STEPS], STEPS, turn_where=THERE, **options)
         more = {"ddof": 1, "eps": 1e-6} if options else {}
         table = sibling_advantages(values, parents, **options, **more)
         close(forks, table[STEPS], rtol=1e-6)
@@ -46,9 +43,9 @@ def test_values_that_differ_by_rounding_are_equal():
     steps, there = np.array([[0], [1]]), np.ones((2, 1), bool)
     near = np.array([[30.1], [np.nextafter(np.float32(30.1), np.float32(np.inf))]])
     for scale in (None, "std"):
-        forks = forks_of(near, steps, turn_where=there, scale=scale)
+        forks = fork_advantages(near, steps, turn_where=there, scale=scale)
         equal(forks, np.zeros((2, 1)))
-    forks = forks_of(np.array([[30.1], [30.2]]), steps, turn_where=there, scale="std")
+    forks = fork_advantages(np.array([[30.1], [30.2]]), steps, turn_where=there, scale="std")
     close(np.abs(forks[:, 0]), 0.5**0.5 * np.ones(2), rtol=1e-4)
 
 
@@ -80,11 +77,11 @@ def test_every_turn_equals_a_walk_over_the_tree(seed):
         formats[g, k] = formats[np.argmax(steps[:, k] == steps[g, k]), k]
     junk = np.where(where, outcome, np.nan)
     options = {"turn_where": there, "where": where}
-    values = values_of(
+    values = step_rewards(
         junk, steps, turn_formats=np.where(there, formats, np.inf), gamma=0.9, **options
     )
-    forks = forks_of(values, steps, **options)
-    scaled = forks_of(values, steps, scale="std", **options)
+    forks = fork_advantages(values, steps, **options)
+    scaled = fork_advantages(values, steps, scale="std", **options)
     last = there.sum(1)
 
     def value(node, k):
@@ -111,7 +108,7 @@ def test_every_turn_equals_a_walk_over_the_tree(seed):
         close(scaled[g, k], unit, atol=1e-3)
     order = rng.permutation(G)
     moved = {name: x[order] for name, x in options.items()}
-    again = forks_of(np.asarray(values)[order], steps[order], **moved)
+    again = fork_advantages(np.asarray(values)[order], steps[order], **moved)
     close(again, np.asarray(forks)[order], atol=1e-6)
 
 

@@ -19,8 +19,6 @@ from jaxrl_llm.advantages import (
     window_kl_discount,
 )
 
-update = jax.jit(beta_tracker_update)
-
 
 def start(alpha=(3.0, 1.0, 2.0), beta=(1.0, 1.0, 6.0)):
     return BetaTracker(np.array(alpha), np.array(beta))
@@ -68,12 +66,12 @@ def test_init_without_samples():
 def test_update_has_the_worked_numbers():
     state = beta_tracker_init(np.array([3.0]), 8)
     ids, right = np.array([0]), np.array([[1.0]])
-    still = update(state, ids, right, kl_forgetting(np.array([0.0])))
+    still = beta_tracker_update(state, ids, right, kl_forgetting(np.array([0.0])))
     close(still.alpha, [3.986667], rtol=1e-6)
     close(still.beta, [4.693333], rtol=1e-6)
     close(beta_tracker_value(still, ids), [0.459293], rtol=1e-5)
     close(kl_forgetting(np.array([0.01])), [0.890899], rtol=1e-6)
-    moved = update(state, ids, right, kl_forgetting(np.array([0.06])))
+    moved = beta_tracker_update(state, ids, right, kl_forgetting(np.array([0.06])))
     close(beta_tracker_value(moved, ids), [0.465278], rtol=1e-5)
     raw = kl_forgetting(np.array([0.06]), low=0.0)
     close(raw, [0.5], rtol=1e-6)
@@ -91,7 +89,7 @@ def test_equals_the_reference_with_duplicates_and_foreign_ids(ids, seed, per_row
     where = rng.random((4, 3)) < 0.6
     rho = rng.uniform(0.5, 1.0, 4).astype(np.float32) if per_row else np.full(4, 0.875, np.float32)
     state = start()
-    new = update(state, np.array(ids), rewards, rho, where=where)
+    new = beta_tracker_update(state, np.array(ids), rewards, rho, where=where)
     alpha, beta = reference(state.alpha, state.beta, ids, rewards, rho, where)
     close(new.alpha, alpha, rtol=1e-5)
     close(new.beta, beta, rtol=1e-5)
@@ -102,7 +100,7 @@ def test_a_foreign_id_changes_nothing_and_its_value_is_nan():
     for foreign in (-1, -3, 3, 1000):
         ids = np.array([foreign])
         assert np.isnan(beta_tracker_value(state, ids)).all()
-        new = update(state, ids, np.array([[1.0]]), np.array([0.5]))
+        new = beta_tracker_update(state, ids, np.array([[1.0]]), np.array([0.5]))
         for a, b in zip(new, state, strict=True):
             equal(a, b)
 
@@ -111,7 +109,9 @@ def test_dropped_rollouts_are_never_read_and_a_prompt_without_one_is_not_visited
     where = np.array([[True, False], [False, False]])
     for junk in (0.0, 1e4, np.nan, np.inf):
         rewards = np.where(where, 1.0, junk).astype(np.float32)
-        new = update(start(), np.array([0, 1]), rewards, np.array([0.5, np.nan]), where=where)
+        new = beta_tracker_update(
+            start(), np.array([0, 1]), rewards, np.array([0.5, np.nan]), where=where
+        )
         assert new.alpha.tolist() == [2.5, 1.0, 2.0]
         assert new.beta.tolist() == [0.5, 1.0, 6.0]
 
@@ -119,7 +119,7 @@ def test_dropped_rollouts_are_never_read_and_a_prompt_without_one_is_not_visited
 def test_eager_equals_compiled_and_bfloat16_is_counted_in_float32():
     ids, rewards = np.array([1, 1]), np.array([[1.0, 0.0], [1.0, 1.0]])
     eager = beta_tracker_update(start(), ids, rewards.astype(jnp.bfloat16), 0.875)
-    compiled = update(start(), ids, rewards, 0.875)
+    compiled = beta_tracker_update(start(), ids, rewards, 0.875)
     for a, b in zip(eager, compiled, strict=True):
         assert a.dtype == jnp.float32
         close(a, b, rtol=1e-6)

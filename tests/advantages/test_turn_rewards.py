@@ -20,12 +20,12 @@ from jaxrl_llm.advantages import (
 def test_outcomes_are_discounted_to_the_end():
     where = np.array([[True, True, True], [True, True, False], [True, True, True]])
     outcome = np.array([1.0, 1.0, 0.0])
-    out = jax.jit(geometric_rewards)(outcome, turn_where=where, gamma=0.9)
+    out = geometric_rewards(outcome, turn_where=where, gamma=0.9)
     expected = [[0.81, 0.9, 1.0], [0.9, 1.0, 0.0], [0.0, 0.0, 0.0]]
     close(out, expected, atol=1e-6)
     even = geometric_rewards(outcome, turn_where=where, gamma=1.0)
     equal(even, np.where(where, outcome[:, None], 0.0))
-    last = jax.jit(geometric_rewards)(outcome, turn_where=where, gamma=0.0)
+    last = geometric_rewards(outcome, turn_where=where, gamma=0.0)
     assert last.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     none = geometric_rewards(np.array([np.nan]), turn_where=np.zeros((1, 2), bool))
     assert none.tolist() == [[0.0, 0.0]]
@@ -37,7 +37,7 @@ def test_information_telescopes_and_the_last_turn_has_the_outcome():
     where = np.arange(4) < np.array([4, 2, 1])[:, None]
     outcome = np.array([1.0, 0.0, 0.5], np.float32)
     logp = np.where(np.arange(5) <= np.array([4, 2, 1])[:, None], np.log(share), np.nan)
-    out = np.asarray(jax.jit(info_gain_rewards)(outcome, answer_logp=logp, turn_where=where))
+    out = np.asarray(info_gain_rewards(outcome, answer_logp=logp, turn_where=where))
     close(out[0, :3], np.diff(share[0])[:3], atol=1e-6)
     assert out[0, :3].sum() == pytest.approx(share[0, 3] - share[0, 0], abs=1e-6)
     assert out[0, 3] == 1.0 and out[1, 1] == 0.0 and not out[1, 2:].any()

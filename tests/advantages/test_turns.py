@@ -22,8 +22,6 @@ from jaxrl_llm.advantages import (
 from jaxrl_llm.aggregate import token_mean, weighted_sum
 from jaxrl_llm.core import traits_of
 
-compiled = jax.jit(trloo, static_argnames=("singleton",))
-
 
 def sample(seed, shape=(3, 4, 3)):
     rng = np.random.default_rng(seed)
@@ -55,7 +53,7 @@ def test_worked_numbers():
     rewards = np.array([[0.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
     assert turn_returns(rewards).tolist() == [[1.0, 1.0], [0.0, 0.0], [2.0, 1.0]]
     expected = [[0.0, 0.5], [-1.5, -1.0], [1.5, 0.5]]
-    close(compiled(rewards), expected, atol=1e-6)
+    close(trloo(rewards), expected, atol=1e-6)
 
 
 @for_each("singleton", ["raw", "zero"])
@@ -63,9 +61,7 @@ def test_worked_numbers():
 def test_equals_the_step_table(singleton, gamma):
     for seed in range(3):
         rewards, turn_where, where = sample(seed)
-        out = compiled(
-            rewards, turn_where=turn_where, where=where, gamma=gamma, singleton=singleton
-        )
+        out = trloo(rewards, turn_where=turn_where, where=where, gamma=gamma, singleton=singleton)
         expected = reference(rewards, turn_where, where, gamma, singleton)
         close(out, expected, atol=2e-6)
         assert out.dtype == jnp.float32
@@ -109,7 +105,7 @@ def test_monte_carlo_returns_minus_each_baseline():
     by_turn = returns - np.nanmean(np.where(taken.any(-2, keepdims=True), returns, 0), -2)[:, None]
     joint = returns - np.nanmean(returns, (-1, -2))[:, None, None]
     for baseline, expected in (("none", returns), ("turn", by_turn), ("group", joint)):
-        out = jax.jit(mc_turns, static_argnames="baseline")(rewards, baseline=baseline, **options)
+        out = mc_turns(rewards, baseline=baseline, **options)
         close(out, np.nan_to_num(expected), atol=2e-6)
     out = mc_turns(rewards[..., :1], where=where)[..., 0]
     close(out, dr_grpo(rewards[..., 0], where=where), atol=1e-6)
@@ -158,7 +154,7 @@ def test_tokens_take_the_value_of_their_turn():
     advantages = np.array([[[1.0, 2.0], [3.0, 4.0]]])
     turn_ids = np.array([[[0, 0, 1, -1], [1, 0, 7, 7]]])
     mask = np.array([[[True, True, True, True], [True, True, False, False]]])
-    out = jax.jit(turns_to_tokens)(advantages, mask, turn_ids=turn_ids)
+    out = turns_to_tokens(advantages, mask, turn_ids=turn_ids)
     assert out.tolist() == [[[1.0, 1.0, 2.0, 0.0], [4.0, 3.0, 0.0, 0.0]]]
     # An id that no turn has, on a token that is kept.
     loud = turns_to_tokens(advantages, np.ones((1, 2, 4), bool), turn_ids=turn_ids)
@@ -183,4 +179,4 @@ def test_in_a_chain_the_rewards_are_those_of_the_turns():
         np.zeros(rewards.shape[:2]), chain.init(), turn_rewards=np.asarray(rewards),
         turn_where=turn_where, where=where, turn_ids=turn_ids, mask=turn_where,
     )  # fmt: skip
-    close(out, compiled(rewards, turn_where=turn_where, where=where), atol=1e-6)
+    close(out, trloo(rewards, turn_where=turn_where, where=where), atol=1e-6)

@@ -10,7 +10,6 @@ from rows import for_each
 from jaxrl_llm.advantages import density_weights, verpo
 
 STATIC = ("sigma", "difficulty", "delta", "gamma", "turn_weight")
-compiled = jax.jit(verpo, static_argnames=STATIC)
 PASSES = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]], bool)
 
 
@@ -26,9 +25,9 @@ def sample(seed, shape=(2, 4, 3, 5)):
     }
 
 
-def call(x, function=compiled, **options):
+def call(x, **options):
     x = dict(x)
-    return function(x.pop("rewards"), **x, **options)
+    return verpo(x.pop("rewards"), **x, **options)
 
 
 def reference(x, *, sigma=0.1, a=2.0, delta=1e-6, gamma=0.95, b=0.5):
@@ -113,16 +112,15 @@ def test_gradient_of_the_weights_and_of_the_outcome():
     check_grads(outcome, (x["rewards"],), **options, eps=1e-2)
 
 
-def test_constant_empty_and_eager():
+def test_constant_and_empty():
     x = sample(11)
-    equal = {**x, "rewards": np.full_like(x["rewards"], 0.1)}
-    equal["test_passes"] = np.ones_like(x["test_passes"])
-    equal["turn_where"] = np.ones_like(x["turn_where"])
-    assert not np.asarray(call(equal)).any()
+    same = {**x, "rewards": np.full_like(x["rewards"], 0.1)}
+    same["test_passes"] = np.ones_like(x["test_passes"])
+    same["turn_where"] = np.ones_like(x["turn_where"])
+    assert not call(same).any()
     nothing = {**x, "where": np.zeros_like(x["where"])}
     assert not np.asarray(call(nothing)).any()
     none = {**x, "test_where": np.zeros_like(x["test_where"])}
     assert np.isfinite(call(none, delta=0.0)).all()
-    close(call(x, verpo), call(x), atol=1e-6)
     half = {**x, "rewards": np.asarray(x["rewards"], jnp.bfloat16)}
     equal(call(half), call(x))

@@ -81,22 +81,6 @@ def test_the_denominator_can_be_kept():
     assert (np.asarray(keep) != MASK).any()
 
 
-def test_the_mask_form_is_the_rejection_that_keeps_the_denominator():
-    mis = bind(masked_importance_weights, lower=0.5, upper=2.0)
-    rule = bind(rejection_mask, statistic="k1", level="token", lower=0.5, upper=2.0)
-    one = rollout_correction(OLD, BEHAVIOR, MASK, weights=mis)
-    two = rollout_correction(
-        OLD,
-        BEHAVIOR,
-        MASK,
-        weights=bind(importance_weights, cap=None),
-        reject=(rule,),
-        keep_denominator=True,
-    )
-    close(one[0], two[0], rtol=1e-6)
-    equal(one[1], two[1])
-
-
 def test_options_hash_and_compare():
     one, two = (bind(rollout_correction, weights=TIS, reject=RULES) for _ in range(2))
     assert one == two and hash(one) == hash(two)

@@ -114,10 +114,3 @@ def test_lags_of_head_and_tail():
     assert head.tolist() == [3, 1, 0] and tail.tolist() == [2, 1, 0]
     per_row = version_lags(versions, mask, current_version=np.array([6, 7, 8]))
     assert [x.tolist() for x in per_row] == [[3, 2, 0], [2, 2, 0]]
-
-
-def test_the_mask_of_sequences_is_a_bound_on_the_head_lag():
-    head, _ = version_lags(VERSIONS, MASK, current_version=7)
-    keep = staleness_mask(VERSIONS, MASK, current_version=7, max_staleness=1)
-    assert (keep == MASK & (head <= 1)[..., None]).all()
-    assert keep.any() and (MASK & ~keep).any()

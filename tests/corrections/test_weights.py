@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 from cheap import close
 from rows import for_each
 
@@ -95,40 +94,12 @@ def test_a_sum_is_clamped_as_a_whole_and_not_token_by_token():
     close(far, np.exp([20.0, -20.0]), rtol=1e-6)
 
 
-@for_each("function", [importance_weights, masked_importance_weights])
-def test_normalized_weights_have_mean_one(function):
-    old, behavior, mask = batch(7, 0.4)
-    tokens = np.asarray(function(old, behavior, mask, normalize=True))
-    assert tokens[mask].mean() == pytest.approx(1.0, rel=1e-5)
-    sequences = np.asarray(function(old, behavior, mask, level="sequence", normalize=True))
-    assert sequences.max(-1)[mask.any(-1)].mean() == pytest.approx(1.0, rel=1e-5)
-
-
 def test_a_batch_of_which_nothing_is_left_is_not_divided():
     mask = np.ones((1, 2), bool)
     weights = masked_importance_weights(
         np.full((1, 2), 9.0), np.zeros((1, 2)), mask, normalize=True
     )
     assert not weights.any()
-
-
-def test_levels_agree_on_sequences_of_one_token():
-    old, behavior = np.array([[0.4], [-0.2]]), np.zeros((2, 1))
-    a, b, c = (
-        importance_weights(old, behavior, np.ones((2, 1), bool), level=level, normalize=True)
-        for level in LEVELS
-    )
-    close(a, b, rtol=1e-6)
-    close(a, c, rtol=1e-6)
-
-
-def test_a_sequence_has_one_weight():
-    old, behavior, mask = batch(3, 0.5)
-    for level in ("sequence", "geometric"):
-        weights = np.asarray(importance_weights(old, behavior, mask, level=level))
-        for row, keep in zip(weights.reshape(-1, 5), mask.reshape(-1, 5), strict=True):
-            assert len(set(row[keep].tolist())) <= 1
-            assert not row[~keep].any()
 
 
 def test_a_traced_cap_works():

@@ -140,32 +140,6 @@ def test_histories():
         reg.entropy_history(turns=0)
 
 
-BAD = {
-    ValueError: {
-        "entropy_band: low must not be above high; got 2 and 1.5": lambda: reg.entropy_band(
-            ENTROPY, MASK, **BAND | {"low": 2.0}
-        ),
-        "entropy_band: form must be one of .*Did you mean 'hinge'": lambda: reg.entropy_band(
-            ENTROPY, MASK, form="hnge", **BAND
-        ),
-        "entropy_history_init: turns must be above 0; got 0": lambda: reg.entropy_history_init(
-            turns=0
-        ),
-    },
-    TypeError: {
-        "entropy_band: turn_ids must hold integers": lambda: reg.entropy_band(
-            ENTROPY, MASK, **BAND | {"turn_ids": 1.0 * TURNS}
-        )
-    },
-}
-
-
-@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
-def test_bad_input_is_one_sentence(error, words, call):
-    with pytest.raises(error, match=words):
-        call()
-
-
 @for_each("shape", [(3,), (1,), (3, 1), (2, 3, 3)])
 @for_each("name", ["history", "weight"])
 def test_a_number_per_prompt_is_not_read_along_tokens(name, shape):

@@ -1,7 +1,16 @@
+"""The entropy of a softmax, the bonus for it, and its controller.
+
+- n equal logits have the entropy log n; a shift of the logits changes nothing; tokens of no
+  probability count as nothing.
+- The bonus is -coef min(entropy, cap): 0.25, 0.75 and 4 with coef 0.5 and cap 1 give -0.125,
+  -0.375 and -0.5, and the last has no gradient.
+- The controller adds delta below its target and subtracts it above, where the bonus is off:
+  (0.01, delta 0.005) becomes 0.015 and applies 0.01, or becomes 0.005 and applies 0.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, equal
 from rows import for_each
 
@@ -83,39 +92,6 @@ def test_masked_cells_are_never_read(junk, cap):
     equal(gradient, [-2.0, 0.0])
 
 
-MASK = jnp.ones(3, bool)
-
-
-BAD = {
-    ValueError: {
-        r"entropy_bonus: .*entropy \(2,\).*mask \(3,\)": lambda: entropy_bonus(jnp.ones(2), MASK),
-        "entropy_bonus: entropy is None": lambda: entropy_bonus(None, MASK),
-        "entropy_bonus: coef must not be negative; got -0.1": lambda: entropy_bonus(
-            jnp.ones(3), MASK, coef=-0.1
-        ),
-        "entropy_bonus: cap must be above 0; got 0": lambda: entropy_bonus(
-            jnp.ones(3), MASK, cap=0.0
-        ),
-        r"entropy_from_logits: logits must have at least 1": lambda: entropy_from_logits(
-            jnp.float32(1.0)
-        ),
-    },
-    TypeError: {
-        "entropy_bonus: mask must be a bool array.*None": lambda: entropy_bonus(jnp.ones(3), None),
-        "entropy_bonus: mask must be bool": lambda: entropy_bonus(jnp.ones(3), jnp.ones(3)),
-        "entropy_from_logits: logits must be floating": lambda: entropy_from_logits(
-            jnp.ones(3, int)
-        ),
-    },
-}
-
-
-@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
-def test_bad_input_is_one_sentence(error, words, call):
-    with pytest.raises(error, match=words):
-        call()
-
-
 def test_the_controller():
     # The controller below and above its target.
     control = entropy_controller(0.01, 0.1, target=0.2, delta=0.005)
@@ -140,17 +116,3 @@ def test_the_controller():
     assert [c for c, _ in seen] == [0.03, 0.05, 0.05, 0.05, 0.03, 0.01, 0.01, 0.01]
     assert [a for _, a in seen] == [0.01, 0.03, 0.05, 0.05, 0.0, 0.0, 0.0, 0.0]
     assert coef.dtype == jnp.float32 and len(traces) == 1
-
-
-@for_each(
-    ("options", "words"),
-    [
-        ({"delta": 0.0}, "delta must be above 0"),
-        ({"target": -1.0}, "target must not be negative"),
-        ({"low": 0.5, "high": 0.1}, "low must not be above high; got 0.5 and 0.1"),
-        ({"coef": jnp.ones(2)}, r"coef must have 0 axes; got shape \(2,\)"),
-    ],
-)
-def test_bad_options_of_the_controller(options, words):
-    with pytest.raises(ValueError, match=f"entropy_controller: {words}"):
-        entropy_controller(**{"coef": 0.01, "entropy": 0.1, **options})

@@ -1,4 +1,19 @@
-import inspect
+"""Estimates of KL(p || r) from samples of p, and which of them have its gradient.
+
+Of p = (0.5, 0.3, 0.2) and r = (0.4, 0.4, 0.2) the divergence is 0.0252672 and its gradient in the
+logits of p (0.098938, -0.093885, -0.005053). With d = log p - log r, in expectation over p:
+
+    estimate           value      gradient
+    k1  d              0.0252672  0
+    k2  d^2 / 2        0.0248624  that of KL
+    k3  exp(-d) - 1 + d  0.0252672  that of KL(r || p): (0.1, -0.1, 0)
+    k1+, k3+, abs+     the value of the first, the gradient of k2
+    unbiased           0.0252672  that of KL, also for samples of another policy
+
+Differences are clamped to 20, masked cells are never read, the reference is a constant. ReMix mixes
+two anchors in shares that add up to 1; the gate closes where the mean divergence is too large.
+"""
+
 import math
 
 import jax
@@ -8,7 +23,6 @@ import pytest
 from cheap import close, equal
 from rows import for_each
 
-from jaxrl_llm import regularizers
 from jaxrl_llm.regularizers import (
     k1,
     k2,
@@ -76,13 +90,6 @@ def test_expectations(estimator, value, gradient):
     got = expected(lambda x, ref: kl_token(x, ref, None, estimator=estimator))
     close(got[0], value, atol=2e-7)
     close(got[1], gradient, atol=1e-6)
-
-
-@for_each("estimator", [e for e in ALL if e != "k1"])
-def test_equal_policies_have_no_gradient(estimator):
-    logp = jnp.array([-1.0, -0.25])
-    gradient = jax.grad(lambda x: kl_token(x, logp, None, estimator=estimator).sum())(logp)
-    equal(gradient, [0.0, 0.0])
 
 
 def test_expected_gradients():
@@ -202,12 +209,6 @@ def test_estimators():
     equal(capped, np.minimum(k3(logp, ref, MASK), np.float32(0.01)))
 
 
-@for_each("estimator", ALL)
-def test_zero_at_the_reference(estimator):
-    logp = jnp.asarray(make()[0])
-    equal(kl_token(logp, logp, None, estimator=estimator), 0 * logp)
-
-
 @for_each("scale", [1e-7, 1e-5, 1e-3, 0.029, 0.031, 0.1, 1.0, 10.0])
 def test_k3_is_accurate_and_never_negative_for_small_differences(scale):
     d = np.linspace(-scale, scale, 201).astype(np.float32)
@@ -254,87 +255,6 @@ def test_reference_and_old_policy_are_constants(name):
     assert not np.any(gradients[2])
 
 
-@for_each("name", TERMS)
-def test_jit_eager_and_bfloat16(name):
-    logp, ref = make(8)
-    eager = TERMS[name](logp, logp, ref, MASK)
-    jitted = jax.jit(lambda *x: TERMS[name](*x, MASK))(logp, logp, ref)
-    close(jitted, eager, rtol=1e-6, atol=1e-9)
-    low = [jnp.asarray(x, jnp.bfloat16) for x in (logp, logp, ref)]
-    out = TERMS[name](*low, MASK)
-    assert out.dtype == jnp.float32
-    equal(out, TERMS[name](*(x.astype(jnp.float32) for x in low), MASK))
-
-
-LOGP, REF = make()
-
-
-BAD = {
-    ValueError: {
-        r"kl_to_reference: .*logp \(3, 4\).*ref_logp \(3, 3\)": lambda: kl_to_reference(
-            LOGP, REF[:, :3], MASK
-        ),
-        r"k3: .*mask \(4,\)": lambda: k3(LOGP, REF, MASK[0]),
-        r"kl_unbiased: .*old_logp \(3, 2\)": lambda: kl_unbiased(LOGP, REF[:, :2], REF, MASK),
-        "kl_to_reference: ref_logp is None": lambda: kl_to_reference(LOGP, None, MASK),
-        "kl_to_reference: estimator must be one of .*'K3'": lambda: kl_to_reference(
-            LOGP, REF, MASK, estimator="K3"
-        ),
-        "kl_unbiased: estimator must be one of 'k1', 'k3'": lambda: kl_unbiased(
-            LOGP, None, REF, MASK, estimator="k2"
-        ),
-        "kl_to_reference: coef must not be negative": lambda: kl_to_reference(
-            LOGP, REF, MASK, coef=-1.0
-        ),
-        "kl_unbiased: coef must not be negative": lambda: kl_unbiased(
-            LOGP, None, REF, MASK, coef=-1.0
-        ),
-        "kl_token: cap must be above 0": lambda: kl_token(LOGP, REF, MASK, cap=0.0),
-        "kl_token: cap .* no effect .*'k1'": lambda: kl_token(
-            LOGP, REF, MASK, estimator="k1", cap=10.0
-        ),
-        "kl_token: cap .* no effect .*'k2'": lambda: kl_token(
-            LOGP, REF, MASK, estimator="k2", cap=10.0
-        ),
-        "kl_token: cap .* no effect .*'abs'": lambda: kl_token(
-            LOGP, REF, MASK, estimator="abs", cap=10.0
-        ),
-        "kl_token: cap .* no effect .*'k1.'": lambda: kl_token(
-            LOGP, REF, MASK, estimator="k1+", cap=10.0
-        ),
-        "kl_token: cap .* no effect .*'abs.'": lambda: kl_token(
-            LOGP, REF, MASK, estimator="abs+", cap=10.0
-        ),
-    },
-    TypeError: {
-        "kl_to_reference: mask must be a bool array.*None": lambda: kl_to_reference(
-            LOGP, REF, None
-        ),
-        "kl_token: mask must be bool": lambda: kl_token(LOGP, REF, MASK.astype(int)),
-        "k1: ref_logp must be floating": lambda: k1(LOGP, jnp.ones(MASK.shape, int)),
-    },
-}
-
-
-@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
-def test_bad_input_is_one_sentence(error, words, call):
-    with pytest.raises(error, match=words):
-        call()
-
-
-def test_terms_name_what_they_need():
-    slots = {"logp", "old_logp", "ref_logp", "entropy", "mask", "advantages"}
-    needs = {
-        name: {p for p in inspect.signature(getattr(regularizers, name)).parameters if p in slots}
-        for name in ("kl_to_reference", "kl_unbiased", "entropy_bonus")
-    }
-    assert needs == {
-        "kl_to_reference": {"logp", "ref_logp", "mask"},
-        "kl_unbiased": {"logp", "old_logp", "ref_logp", "mask"},
-        "entropy_bonus": {"entropy", "mask"},
-    }
-
-
 # ReMix: two anchors in shares that add up to 1.
 
 RNG = np.random.default_rng(0)
@@ -363,29 +283,6 @@ def test_schedule_counts_the_updates_from_one():
     close(shares, remix_lambda(jnp.arange(1, 106)), rtol=1e-6)
     assert shares.shape == (105,) and shares.dtype == jnp.float32
     assert schedule == remix_schedule()
-
-
-@for_each("estimator", ["k1", "k2", "k3", "k3+"])
-def test_it_mixes_the_two_divergences(estimator):
-    @jax.jit
-    def ours(x, share):
-        mixed = {"share": share, "coef": 0.5, "estimator": estimator}
-        tokens = kl_convex(x, OLD, CONVEX_REF, CONVEX_MASK, **mixed)
-        return tokens.sum(), tokens
-
-    @jax.jit
-    def expected(x, share):
-        base, last = (
-            kl_token(x, other, CONVEX_MASK, estimator=estimator) for other in (CONVEX_REF, OLD)
-        )
-        tokens = 0.5 * (share * base + (1 - share) * last)
-        return tokens.sum(), tokens
-
-    both = [jax.jit(jax.grad(f, has_aux=True)) for f in (ours, expected)]
-    for share in np.float32([0.0, 0.3, 1.0]):
-        (got, tokens), (want, wanted) = (f(CONVEX_LOGP, share) for f in both)
-        close(tokens, wanted, rtol=1e-5, atol=1e-7)
-        close(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_kl_convex():
@@ -452,44 +349,13 @@ def test_kl_convex():
         remix_lambda(1.5)
 
 
-@for_each("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
-def test_a_coefficient_of_another_shape_is_named(shape):
-    """Of fewer axes it would be read along the last ones; of more it would enlarge the loss."""
-    coef = jnp.ones(shape)
-    with pytest.raises(ValueError, match=r"regularizers: coef must .*\(2, 3, 5\); got \("):
-        kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=coef)
-    ours = [
-        kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=jnp.full(fits, 0.5))
-        for fits in ((), (2, 1, 1), (1, 3, 1), SHAPE)
-    ]
-    for each in ours[1:]:
-        equal(each, ours[0])
-
-
-@for_each("shape", [(1,), (5,), (3, 1), (2, 1, 1, 1), (2, 2, 1), (4, 3, 5)])
-def test_a_share_of_another_shape_is_named(shape):
-    with pytest.raises(ValueError, match=r"kl_convex: share must .*\(2, 3, 5\); got \("):
-        kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=jnp.ones(shape))
-    ours = [
-        kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=jnp.full(fits, 0.5))
-        for fits in ((), (2, 1, 1), (1, 3, 1), SHAPE)
-    ]
-    for each in ours[1:]:
-        equal(each, ours[0])
-
-
-@for_each(
-    ("options", "message"),
-    [
-        ({"share": 1.5}, r"share must be in \[0, 1\]; got 1.5"),
-        ({"share": -0.5}, r"share must be in \[0, 1\]; got -0\.5"),
-        ({"coef": -1.0}, "coef must not be negative"),
-        ({"estimator": "k4"}, "estimator must be one of"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=f"^kl_convex: {message}"):
-        kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, **options)
+def test_a_coefficient_and_a_share_may_have_any_shape_that_broadcasts():
+    for fits in ((), (2, 1, 1), (1, 3, 1), SHAPE):
+        half, arrays = jnp.full(fits, 0.5), (CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK)
+        got = kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=half)
+        expected = kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=0.5)
+        close(got, expected, rtol=1e-6)
+        close(kl_convex(*arrays, share=half), kl_convex(*arrays, share=0.5), rtol=1e-6)
 
 
 def test_the_gate_closes_above_the_mean_divergence_of_all_tokens():
@@ -504,15 +370,3 @@ def test_the_gate_closes_above_the_mean_divergence_of_all_tokens():
     assert float(gate(old, old, MASK, max_kl=1e-9)) == 1.0
     assert float(gate(junk, old, np.zeros_like(MASK), max_kl=1e-9)) == 1.0
     assert float(gate(np.full_like(old, np.nan), old, MASK, max_kl=1.0)) == 0.0
-
-
-@for_each(
-    ("call", "message"),
-    [
-        (lambda: kl_gate(jnp.zeros(3), jnp.zeros(3), jnp.ones(3, bool), max_kl=0.0), "max_kl must"),
-        (lambda: kl_gate(jnp.zeros(3), jnp.zeros(2), jnp.ones(3, bool), max_kl=0.1), "kl_gate: "),
-    ],
-)
-def test_the_gate_refuses_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -1,7 +1,15 @@
+"""GBPO and BPO: a ratio is drawn to a bound, and not only held below it.
+
+- GBPO: |A| |r - target| with the target 1 + eps where the mean and median advantage are positive,
+  1 - eps where they are not: r = 1, A = 2 and eps = 0.2 give (0.4, -2). On the target it rests.
+- The median advantage of rewards (1, 1, 1, 0, 0) is (0, 0, 0, -2.04124, -2.04124).
+- BPO's center lies between the median (temperature to 0) and the mean (to infinity): of
+  (0, 0.1, 0.9, 1.2, 3) it is 0.9 at 0.01 and 0.9638 at 1.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, equal, quick
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,33 +172,3 @@ def test_soft_targets_and_their_loss():
         close(got, expected, rtol=1e-5)
         slope = jax.grad(lambda mu, t=temperature: bpo_mu_loss(VALUES, mu, temperature=t))
         close(slope(jnp.array([0.4])), [-np.tanh(x / 2).mean() / 2], rtol=1e-4, atol=1e-6)
-
-
-BAD = {
-    ValueError: {
-        "gbpo: eps_low must not be negative": lambda: at(1.0, 1.0, 1.0, eps_low=-0.1),
-        r"gbpo: median_advantages must have .*\(4, 6\).*got \(6,\)": lambda: gradient(
-            TOKENS, TOKENS[0]
-        ),
-        r"median_advantage: .*rewards \(2, 3\), where \(2, 4\)": lambda: median_advantage(
-            jnp.zeros((2, 3)), where=jnp.ones((2, 4), bool)
-        ),
-        "bpo_soft_target: eps must": lambda: bpo_soft_target(VALUES, 0.0, eps=-1.0),
-        "bpo_soft_target: temperature must be above 0": lambda: bpo_soft_target(
-            VALUES, 0.0, temperature=0.0
-        ),
-        r"bpo_mu_loss: center must have shape \(1,\); got \(5,\)": lambda: bpo_mu_loss(
-            VALUES, jnp.zeros(5)
-        ),
-    },
-    TypeError: {
-        "gbpo: median_advantages must be floating": lambda: gradient(TOKENS, MASK),
-        "bpo_center: values must be floating": lambda: bpo_center(jnp.zeros(3, int)),
-    },
-}
-
-
-@for_each("error, words, call", [(e, *x) for e, each in BAD.items() for x in each.items()])
-def test_bad_input_is_one_sentence(error, words, call):
-    with pytest.raises(error, match=f"^{words}"):
-        call()

@@ -1,10 +1,20 @@
+"""Clips and gates of a token's ratio r: PPO, DAPO, DCPO and SAPO.
+
+- PPO: max(-A r, -A clip(r, 0.8, 1.2)). r = 1.5 and A = 1 give -1.2 without a gradient; A = -1
+  gives 1.5. A dual clip bounds what a bad token costs: r = 4, A = -1 and a bound of 3 give 3.
+- DAPO: an upper bound of 1.28 and a dual clip of 10.
+- DCPO: bounds that are wider for rarer tokens. Of an old probability q = 0.9 they are
+  (0.76874, 1.18718), of q = 0.01 (0.5, 5).
+- SAPO: a gate 4 / tau sigmoid(tau (r - 1)) in place of a clip, with value 2 and slope 1 at r = 1.
+
+Inside a clip the gradient is exactly zero. All are compared with float64 in `test_surrogates.py`.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import close, equal, quick
-from hypothesis import given
-from hypothesis import strategies as st
+from cheap import close, equal
 from rows import for_each
 
 from jaxrl_llm.surrogates import dapo_clip, dcpo_bounds, dcpo_dynamic_clip, ppo_clip, sapo
@@ -54,20 +64,6 @@ def test_dual_clip():
     assert at(ppo_clip, 1.0, -2.0, eps_low=0.0, eps_high=0.0) == (2.0, 2.0)
 
 
-@for_each(
-    "options",
-    [
-        {"eps_low": 1e9, "eps_high": 1e9},
-        {"eps_low": np.inf, "eps_high": np.inf, "dual_clip": np.inf},
-    ],
-)
-@for_each("advantage", [1.5, -0.7, 0.0])
-def test_without_bounds_it_is_minus_a_r(options, advantage):
-    for ratio in (0.01, 0.9, 7.0, 300.0):
-        expected = -advantage * ratio
-        close(at(ppo_clip, ratio, advantage, **options), (expected, expected), rtol=1e-5, atol=1e-7)
-
-
 @for_each(("distance", "sign"), [(30.0, 1), (1e4, 1), (-30.0, -1)])
 def test_log_ratio_is_clamped(distance, sign):
     old = jnp.zeros(1)
@@ -83,16 +79,6 @@ def test_dapo():
     close(at(dapo_clip, 1.3, 1.0), (-1.28, 0.0), rtol=1e-6)
     close(at(ppo_clip, 1.25, 1.0), (-1.2, 0.0), rtol=1e-6)
     close(at(dapo_clip, 12.0, -1.0), (10.0, 0.0), rtol=1e-6)
-
-
-@for_each(
-    ("surrogate", "option"),
-    [(ppo_clip, "dual_clip"), (dapo_clip, "eps_low"), (dcpo_dynamic_clip, "r_max")],
-)
-def test_an_option_that_is_a_text_is_named(surrogate, option):
-    message = f"^{surrogate.__name__}: {option} must be a number; got 'x'"
-    with pytest.raises(TypeError, match=message):
-        at(surrogate, 1.0, 1.0, **{option: "x"})
 
 
 # DCPO: bounds that depend on the probability.
@@ -114,14 +100,6 @@ def test_worked_bounds(probability, low, high):
     got = bounds(jnp.log(jnp.array([probability])))
     # Where 4 eps_low / q is near 1 the root magnifies the rounding of the logarithm.
     close(np.ravel(got), [low, high], atol=1e-5)
-
-
-@quick
-@given(st.floats(-200, 0, width=32), st.floats(0, 0.24), st.floats(0, 2))
-def test_bounds_hold_one_and_widen_for_rarer_tokens(logp, eps_low, eps_high):
-    low, high = bounds(jnp.array([logp, 0.0]), eps_low=eps_low, eps_high=eps_high)
-    assert 0.5 <= low[0] <= low[1] <= 1
-    assert 1 <= high[1] <= high[0] <= 10
 
 
 def test_dcpo_bounds():
@@ -177,30 +155,6 @@ def test_clip_by_probability(ratio, advantage, probability, expected):
     assert (got[1] == 0) == (expected[1] == 0)
 
 
-@for_each(
-    ("options", "message"),
-    [
-        ({"eps_low": -0.1}, "eps_low must not be negative"),
-        ({"eps_high": -0.1}, "eps_high must not be negative"),
-        ({"r_max": 0.5}, "r_max must be at least 1; got 0.5"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=f"^dcpo_bounds: {message}"):
-        dcpo_bounds(jnp.zeros(1), **options)
-    with pytest.raises(ValueError, match=f"^dcpo_dynamic_clip: {message}"):
-        dcpo_at(1.0, 1.0, 0.5, **options)
-
-
-def test_bad_arrays_are_named():
-    with pytest.raises(ValueError, match="dcpo_dynamic_clip: dual_clip must be above 1"):
-        dcpo_at(1.0, 1.0, 0.5, dual_clip=1.0)
-    with pytest.raises(ValueError, match=r"dcpo_bounds: .*old_logp \(2,\), mask \(3,\)"):
-        dcpo_bounds(jnp.zeros(2), jnp.ones(3, bool))
-    with pytest.raises(TypeError, match="dcpo_bounds: old_logp must be floating"):
-        dcpo_bounds(jnp.zeros(2, int))
-
-
 # SAPO: a gate in place of a clip.
 
 
@@ -224,13 +178,6 @@ def gate(ratio, advantage=1.0, **options):
 )
 def test_worked_numbers(ratio, advantage, expected):
     close(gate(ratio, advantage), expected, atol=6e-6)
-
-
-@for_each("tau", [0.1, 1.0, 1.05, 7.0])
-def test_unchanged_policy_has_value_two_over_tau_and_slope_one(tau):
-    for advantage in (1.0, -1.0):
-        got = gate(1.0, advantage, tau_pos=tau, tau_neg=tau)
-        close(got, (2 / tau, 1.0), rtol=1e-6)
 
 
 def test_sapo():

@@ -1,3 +1,15 @@
+"""Clip-Cov and KL-Cov: the covariance of advantage and log-probability, token by token.
+
+    cov_t = (A_t - mean A) (log pi_t - mean log pi)
+
+over the tokens of the batch. A = (1, 1, -1, -1) and log pi = (-0.1, -3, -0.1, -3) have
+(1.45, -1.45, -1.45, 1.45).
+
+- KL-Cov adds coef |log pi - log old| to the share of tokens with the highest, at least one.
+- Clip-Cov takes a random share of those between two bounds out of the loss.
+- The selection is a constant, and one of the whole batch, not of its parts.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -142,7 +154,7 @@ def test_clip_cov_selection():
 
 @compiled
 def loss_and_gradient(function, *, old=OLD, advantages=TOKENS, **options):
-    if function in (clip_cov, kl_cov):
+    if function.__name__ in ("clip_cov", "kl_cov"):
         options = {"selected": None} | options
     loss = lambda x: function(x, old, advantages, MASK, **options)  # noqa: E731
     return loss(NEW), jax.grad(lambda x: loss(x).sum())(NEW)
@@ -223,29 +235,6 @@ def test_a_recipe_has_to_be_given_a_selection_of_the_whole_batch(function):
     assert "selected" in recipe.required_fields
     named = recipe.replace(computed=(jr.recipes.Computed("selected", kl_cov_selection, "batch"),))
     assert "selected" not in named.required_fields
-
-
-@for_each(
-    ("function", "options", "error", "message"),
-    [
-        (clip_cov, {}, TypeError, "without selected it takes a key"),
-        (clip_cov, {"key": jnp.zeros(2, jnp.uint32)}, TypeError, "key must be a typed PRNG key"),
-        (clip_cov, {"key": KEY, "ratio": 0.0}, ValueError, "ratio must be above 0"),
-        (clip_cov, {"key": KEY, "lower": 6.0}, ValueError, "lower must not be above upper"),
-        (clip_cov, {"selected": MASK, "key": KEY}, ValueError, "key has no effect with selected"),
-        (clip_cov, {"selected": MASK, "upper": 2.0}, ValueError, "upper has no effect"),
-        (clip_cov, {"selected": TOKENS}, TypeError, "selected must be bool"),
-        (clip_cov, {"selected": MASK[0]}, ValueError, r"mask \(3, 4, 6\), selected \(4, 6\)"),
-        (clip_cov, {"selected": MASK, "eps_low": -1.0}, ValueError, "eps_low must not be negative"),
-        (kl_cov, {"ratio": -1.0}, ValueError, "ratio must be above 0"),
-        (kl_cov, {"coef": -1.0}, ValueError, "coef must not be negative"),
-        (kl_cov, {"selected": MASK, "ratio": 0.1}, ValueError, "ratio has no effect"),
-        (kl_cov, {"selected": MASK[..., :1]}, ValueError, r"selected \(3, 4, 1\)"),
-    ],
-)
-def test_bad_options_are_named(function, options, error, message):
-    with pytest.raises(error, match=f"^{function.__name__}: .*{message}"):
-        loss_and_gradient(function, **options)
 
 
 def test_a_covariance_is_a_constant():

@@ -4,10 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import close, compiled, equal, quick
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
+from cheap import close, compiled, equal
 from rows import for_each
 
 import jaxrl_llm as jr
@@ -147,18 +144,6 @@ def test_at_a_high_temperature_wrong_answers_are_lowered_equally(tau):
         value, gradient = jax.jit(jax.value_and_grad(objective))(logp, number)
         assert float(value) == pytest.approx(0.5 + mean, rel=1e-6)
         close(gradient[:, 0], [-1.0, *shares], rtol=1e-6)
-
-
-@quick
-@given(
-    lengths=hnp.arrays(np.float32, (3, 4), elements=st.integers(0, 64).map(float)),
-    right=hnp.arrays(np.bool_, (3, 4)),
-)
-def test_shares(lengths, right):
-    got = np.asarray(length_softmax_weights(lengths, right, length=32, lam=0.05))
-    for row, n, keep in zip(got, lengths, right, strict=True):
-        close(row, shares64(n.astype(float), keep, 32, 0.05), atol=1e-6)
-    assert not got[~right].any()
 
 
 @for_each("junk", [1e4, np.nan, np.inf, -np.inf])
@@ -331,51 +316,6 @@ def test_kl_from_old_and_its_barrier():
     value, state = controller.update(jnp.ones((2, 3)), (), last_kl=jnp.float32(0.75), where=None)
     assert float(value) == 2.5
     assert state == ()
-
-
-MASKED = jnp.asarray(MASK)
-
-
-@for_each(
-    ("message", "call"),
-    {
-        r"drpo_len: advantages must have one value a sequence \(4, 3\)": lambda: drpo_len(
-            LOGP, None, jnp.zeros(SHAPE), MASKED, length=4
-        ),
-        r"drpo_len: logp must have at least 2 axes; got shape \(5,\)": lambda: drpo_len(
-            LOGP[0, 0], None, jnp.float32(1.0), MASKED[0, 0], length=4
-        ),
-        r"drpo_len: advantages .*\(4,\)": lambda: drpo_len(
-            LOGP, None, jnp.zeros(4), MASKED, length=4
-        ),
-        r"drpo_len: .*old_logp \(4, 3, 4\)": lambda: drpo_len(
-            LOGP, LOGP[..., :4], ADVANTAGES, MASKED, length=4
-        ),
-        "drpo_len: length must be above 0": lambda: loss(LOGP, length=0),
-        "drpo_len: lam must be above 0": lambda: loss(LOGP, lam=0.0),
-        "drpo_len: tau must be above 0": lambda: loss(LOGP, tau=-1.0),
-        r"length_softmax_weights: .*lengths \(2,\), where \(3,\)": lambda: length_softmax_weights(
-            jnp.ones(2), jnp.ones(3, bool), length=4
-        ),
-        "kl_from_old: estimator must be one of 'k1', 'k3'": lambda: kl_from_old(
-            LOGP, LOGP, MASKED, estimator="k2"
-        ),
-        "kl_from_old: coef must not be negative": lambda: kl_from_old(
-            LOGP, LOGP, MASKED, coef=-1.0
-        ),
-        "kl_barrier: beta must not be negative": lambda: kl_barrier(jnp.float32(0.0), beta=-1.0),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_bad_types_are_named():
-    with pytest.raises(TypeError, match="drpo_len: mask must be bool"):
-        drpo_len(LOGP, None, ADVANTAGES, MASKED.astype(float), length=4)
-    with pytest.raises(TypeError, match="kl_barrier: kl must be floating point"):
-        kl_barrier(jnp.array(1))
 
 
 def test_a_mean_counts_the_entries_of_its_own_row():

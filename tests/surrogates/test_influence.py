@@ -1,11 +1,20 @@
-import jax
+"""FIPO: a token counts by what became of the tokens behind it.
+
+    f_t = clip(exp(sum_{k >= t} 2^(-(k - t) / half_life) log r_k), w_min, w_max)
+
+Ratios (4, 1/2, 4) with a half-life of 1 have the weights (4, 1, 4): the exponents of 2 are
+2 - 1/2 + 2/4, -1 + 2/2 and 2. Tokens beyond the dual clip move no weight, a bad token that became
+likely is not amplified, and a response with many dual-clipped tokens does not train. The loss is
+compared with float64 in `test_surrogates.py`.
+"""
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cheap import close, equal
+from cheap import close
 from rows import for_each
 
-from jaxrl_llm.surrogates import dapo_clip, fipo, fipo_weights
+from jaxrl_llm.surrogates import fipo, fipo_weights
 
 OPEN = {"w_min": 0.0, "w_max": 1e6}  # bounds that no weight here reaches
 
@@ -51,24 +60,6 @@ def test_weights():
     close(of(np.exp(d), half_life=1e-3, **OPEN), np.exp(d), rtol=1e-5)
 
 
-def test_the_loss_is_dapos_times_a_constant():
-    rng = np.random.default_rng(1)
-    old = jnp.asarray(rng.normal(-2, 1, (4, 9)), jnp.float32)
-    logp = old + jnp.asarray(rng.normal(0, 0.3, (4, 9)), jnp.float32)
-    advantages = jnp.asarray(rng.normal(size=4), jnp.float32)
-    mask = jnp.asarray(rng.random((4, 9)) < 0.8)
-    weights = fipo_weights(logp, old, advantages, mask, half_life=3.0, w_min=0.8)
-    assert 0.8 < float(weights[mask].min()) < 1 or float(weights[mask].min()) == np.float32(0.8)
-
-    def gradient(loss):
-        return jax.grad(lambda x: loss(x).sum())(logp)
-
-    ours = gradient(lambda x: fipo(x, old, advantages, mask, half_life=3.0, w_min=0.8))
-    dapo = gradient(lambda x: dapo_clip(x, old, advantages, mask))
-    close(ours, weights * dapo, rtol=1e-6)
-    equal(fipo(logp, logp, advantages, mask), dapo_clip(logp, logp, advantages, mask))
-
-
 @for_each(("max_clipped", "kept"), [(0, 1), (1, 2), (2, 3), (None, 3)])
 def test_a_response_with_many_dual_clipped_tokens_does_not_train(max_clipped, kept):
     ratios = np.ones((4, 3), np.float32)
@@ -78,30 +69,3 @@ def test_a_response_with_many_dual_clipped_tokens_does_not_train(max_clipped, ke
     options = {"dual_clip": 4.0, "max_clipped": max_clipped}
     loss = fipo(logp, 0 * logp, advantages, mask, **options)
     assert np.asarray(loss != 0).any(-1).tolist() == [i < kept for i in range(3)] + [True]
-
-
-@for_each(
-    ("options", "message"),
-    [
-        ({"half_life": 0.0}, "half_life must be above 0"),
-        ({"w_min": -0.1}, "w_min must not be negative"),
-        ({"w_max": np.inf}, "w_max must be"),
-        ({"w_min": 1.1}, "w_min and w_max must have 1 between them"),
-        ({"w_max": 0.9}, "w_min and w_max must have 1 between them"),
-        ({"dual_clip": 1.0}, "dual_clip must be above 1"),
-        ({"safe_ratio": 1.0}, "safe_ratio must be above 1"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    x, mask = jnp.zeros(3), jnp.ones(3, bool)
-    for function in (fipo, fipo_weights):
-        with pytest.raises(ValueError, match=f"{function.__name__}: {message}"):
-            function(x, x, jnp.ones(3), mask, **options)
-
-
-def test_bad_limits_of_dual_clipped_tokens_are_named():
-    x, mask = jnp.zeros(3), jnp.ones(3, bool)
-    with pytest.raises(ValueError, match="fipo: max_clipped has no effect without dual_clip"):
-        fipo(x, x, jnp.ones(3), mask, dual_clip=None)
-    with pytest.raises(ValueError, match="fipo: max_clipped must"):
-        fipo(x, x, jnp.ones(3), mask, max_clipped=-1)

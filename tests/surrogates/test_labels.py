@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, compiled, equal
 from rows import for_each
 from surrogate_cases import numeric_gradient
@@ -108,18 +107,3 @@ def test_constants_and_traits():
     assert not traits_of(real).policy_gradient
     low = [jnp.asarray(x, jnp.bfloat16) for x in (LOGP, OLD, ADVANTAGES)]
     assert real(*low, MASK).dtype == jnp.float32
-
-
-@for_each(
-    ("change", "message"),
-    [
-        ({"tau": 0.0}, "tau must be above 0"),
-        ({"advantages": np.zeros(SHAPE, np.float32)}, "advantages must have one value a sequence"),
-        ({"old": OLD[..., :4]}, r".*old_logp \(4, 3, 4\)"),
-    ],
-)
-def test_bad_input_is_named(change, message):
-    with pytest.raises(ValueError, match=f"real: {message}"):
-        loss(LOGP, **change)
-    with pytest.raises(ValueError, match="real: logp must have at least 2 axes"):
-        real(LOGP[0, 0], None, jnp.array(1.0), MASK[0, 0])

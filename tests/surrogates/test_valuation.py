@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, equal
 from rows import for_each
 
@@ -108,13 +107,3 @@ def test_rover():
                 mean_log_probs=gap, old_mean_log_probs=jnp.zeros(2),
             )  # fmt: skip
             close(loss, 0.0, atol=1e-10)
-
-
-def test_bad_input_is_named():
-    x, mask = jnp.zeros(2), jnp.ones(2, bool)
-    with pytest.raises(ValueError, match="rover: old_logp needs old_mean_log_probs"):
-        rover(x, x, jnp.zeros(()), mask, mean_log_probs=x, old_mean_log_probs=None)
-    with pytest.raises(ValueError, match="mean_log_probs: logits must have at least 1 axis"):
-        mean_log_probs(jnp.float32(1.0))
-    with pytest.raises(TypeError, match="mean_log_probs: logits must be floating"):
-        mean_log_probs(jnp.ones(3, int))

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, equal, quick
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,39 +134,3 @@ def test_soft_min_gradient_is_a_distribution_over_the_critics(alpha):
     values = jnp.array([[0.2, 0.5, 0.1], [1.0, 1.0, 1.0], [5.0, -5.0, 0.0]])
     gradient = jax.jit(jax.grad(lambda x: soft_min(x, alpha=alpha).sum()))(values)
     close(gradient, jax.nn.softmax(-values / alpha), rtol=1e-4, atol=1e-6)
-
-
-VALUES, OLD, RETURNS = make()
-
-
-@for_each(
-    ("message", "call"),
-    {
-        "value_loss: eps must be above 0": lambda: value_loss(VALUES, OLD, RETURNS, MASK, eps=0.0),
-        "value_loss: huber must be above 0": lambda: value_loss(
-            VALUES, OLD, RETURNS, MASK, huber=-1.0
-        ),
-        "value_loss: combine must be one of 'max', 'mean'": lambda: value_loss(
-            VALUES, OLD, RETURNS, MASK, combine="min"
-        ),
-        "value_loss: combine='mean' has no effect without": lambda: value_loss(
-            VALUES, None, RETURNS, MASK, combine="mean"
-        ),
-        "value_loss: eps=0.5 has no effect without": lambda: value_loss(
-            VALUES, None, RETURNS, MASK, eps=0.5
-        ),
-        "value_loss: .*old_values": lambda: value_loss(VALUES, OLD[..., :2], RETURNS, MASK),
-        "value_loss: returns must": lambda: value_loss(VALUES, OLD, RETURNS[..., :2], MASK),
-        "soft_min: alpha must be above 0": lambda: soft_min(VALUES, alpha=0.0),
-        "soft_min: alpha must be finite": lambda: soft_min(VALUES, alpha=np.inf),
-        "soft_min: values must have at least 1 axis": lambda: soft_min(jnp.float32(0.0)),
-    }.items(),
-)
-def test_bad_values_are_named(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_a_mask_of_integers_is_named():
-    with pytest.raises(TypeError, match="value_loss: mask must be bool"):
-        value_loss(VALUES, OLD, RETURNS, MASK.astype(int))
