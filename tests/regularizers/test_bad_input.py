@@ -50,7 +50,7 @@ kl_convex(X, OLD, REF, M, share=-0.5)  # share must be in \[0, 1\]; got -0\.5
 kl_convex(X, OLD, REF, M, coef=-1.0)  # coef must not be negative
 kl_convex(X, OLD, REF, M, estimator="k4")  # estimator must be one of
 kl_gate(*TOKENS, max_kl=0.0)  # max_kl must
-kl_gate(X, CUT, M, max_kl=0.1)  # same shape
+kl_gate(X, CUT, M, max_kl=0.1)  # old_logp \(2, 3, 3\)
 ema_reference(TREE, HEAD)  # the same structure; 'layers.*' is only in the first
 ema_reference(TREE, TURNED)  # layers/0 has \(2, 3\) and \(3, 2\)
 ema_reference(TREE, TREE, rate=1.5)  # rate must be in \[0, 1\]; got 1.5

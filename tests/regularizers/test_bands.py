@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, equal
 from rows import for_each
 
@@ -59,10 +58,6 @@ def test_penalties():
     )
     history = jnp.full((1,) * ENTROPY.ndim, 0.7)
     equal(reg.entropy_band(ENTROPY, MASK, history=history, form="hinge", **options), one)
-    with pytest.raises(ValueError, match="from_turn=1 has no effect without turn_ids"):
-        reg.entropy_band(ENTROPY, MASK, history=history, from_turn=1)
-    with pytest.raises(ValueError, match=r"history must .* token loss \(3,\); got \(7, 3\)"):
-        reg.entropy_band(ENTROPY, MASK, history=jnp.ones((7, *ENTROPY.shape)))
 
 
 @for_each("junk", [jnp.nan, jnp.inf, -jnp.inf, 1e4])
@@ -136,22 +131,17 @@ def test_histories():
     nobody = jnp.zeros((1, 1), bool)
     _, same = history.update(jnp.ones((1, 1)), state, turn_ids=turns, where=nobody, **context)
     assert same.mean.tolist() == [1.5, 4.0] and same.steps.tolist() == [2.0, 1.0]
-    with pytest.raises(ValueError, match="entropy_history: turns must be above 0; got 0"):
-        reg.entropy_history(turns=0)
 
 
-@for_each("shape", [(3,), (1,), (3, 1), (2, 3, 3)])
 @for_each("name", ["history", "weight"])
-def test_a_number_per_prompt_is_not_read_along_tokens(name, shape):
+def test_a_number_per_prompt_counts_at_its_tokens(name):
     entropy, mask = jnp.full((3, 2, 3), 5.0), jnp.ones((3, 2, 3), bool)
 
     def band(value):
         return reg.entropy_band(entropy, mask, **{"history": jnp.array(1.0), name: value})
 
-    with pytest.raises(ValueError, match=rf"entropy_band: {name} must .*\(3, 2, 3\); got \("):
-        band(jnp.ones(shape))
     for fits in ((3, 1, 1), (1, 2, 1), (3, 2, 3)):
-        equal(band(jnp.full(fits, 0.5)), band(jnp.array(0.5)))
+        close(band(jnp.full(fits, 0.5)), band(jnp.array(0.5)), rtol=1e-6)
 
 
 def test_progress_outside_a_training_is_its_start_or_end():

@@ -19,7 +19,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, equal
 from rows import for_each
 
@@ -165,8 +164,6 @@ def test_the_cap_of_the_corrected_estimate_is_on_the_product(estimator, ratio, v
     got = jax.value_and_grad(term)(logp)
     close(got[0], 0.5 * value, rtol=1e-5)
     close(got[1], [0.5 * gradient], atol=1e-5)
-    with pytest.raises(ValueError, match="kl_unbiased: cap must be above 0"):
-        kl_unbiased(logp, old, ref, jnp.ones(1, bool), cap=0.0)
 
 
 def test_estimators():
@@ -314,13 +311,6 @@ def test_kl_convex():
     assert value == 0
     assert not np.any(gradient)
 
-    # Share and coefficient may come from controllers.
-    share, coef = jnp.array([1.0, 0.5])[:, None, None], jnp.full((2, 1, 1), 0.1)
-    got = jax.jit(kl_convex)(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=share, coef=coef)
-    close(got[0], kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, coef=0.1)[0], rtol=1e-5)
-    half = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.5, coef=0.1)
-    close(got[1], half[1], rtol=1e-5)
-
     # No gradient reaches share and coefficient.
     def loss(numbers):
         return kl_convex(
@@ -339,14 +329,6 @@ def test_kl_convex():
     assert not np.any(fixed)
     low = [jnp.asarray(x, jnp.bfloat16) for x in (CONVEX_LOGP, OLD, CONVEX_REF)]
     assert kl_convex(*low, CONVEX_MASK).dtype == jnp.float32
-
-    # Bad arrays are named.
-    with pytest.raises(ValueError, match="kl_convex: ref_logp is None"):
-        kl_convex(CONVEX_LOGP, OLD, None, CONVEX_MASK)
-    with pytest.raises(ValueError, match=r"kl_convex: .*old_logp \(3, 5\)"):
-        kl_convex(CONVEX_LOGP, OLD[0], CONVEX_REF, CONVEX_MASK)
-    with pytest.raises(TypeError, match="remix_lambda: step must hold integers"):
-        remix_lambda(1.5)
 
 
 def test_a_coefficient_and_a_share_may_have_any_shape_that_broadcasts():

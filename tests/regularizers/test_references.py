@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, equal
 from rows import for_each
 
@@ -54,8 +53,6 @@ def test_moving_averages():
     # Every step is the default, whatever the step, and needs none.
     for n in (None, 0, 1, 3):
         assert_same(ema_reference(a, b, n, rate=0.3, every=1), moved)
-    with pytest.raises(ValueError, match="ema_reference: every=3 needs step; got None"):
-        ema_reference(a, b, every=3)
 
     # Two moves in eight steps are those of trl. TRL moves where the count of optimizer steps is a
     # multiple, after the step: 4 and 8.
@@ -108,9 +105,6 @@ def test_an_anchored_reference_keeps_what_it_began_with():
     assert_same(state.anchor, tree(1))
     twice = ema_reference(tree(1), tree(2), rate=0.75)
     assert_same(state.reference, twice, rtol=1e-6, atol=1e-6)
-    for wrong in (0.5, extrapolated(every=2), random_reference(every=2)):
-        with pytest.raises(TypeError, match="anchored: rule must be a function of reference"):
-            anchored(wrong)
 
 
 def test_resets_come_at_multiples_but_not_at_the_start():
@@ -170,9 +164,6 @@ def test_a_random_reference_moves_at_the_start_of_an_iteration_alone():
     for n in (0, 1, 2, 4):
         assert_same(rule(state, tree(2), n, key=key), state)
     assert_same(rule(state, tree(2), 3, key=key).policies[1], tree(2))
-    for wrong in ({"every": 0}, {"every": 1, "stored": 0}):
-        with pytest.raises(ValueError, match="random_reference: "):
-            random_reference(**wrong)
 
 
 def test_an_iteration_begins_beyond_the_policy_of_the_last_one():

@@ -1,7 +1,8 @@
 """GBPO and BPO: a ratio is drawn to a bound, and not only held below it.
 
-- GBPO: |A| |r - target| with the target 1 + eps where the mean and median advantage are positive,
-  1 - eps where they are not: r = 1, A = 2 and eps = 0.2 give (0.4, -2). On the target it rests.
+- GBPO: |A| |r - target|, the target 1 + eps where the median advantage is positive, 1 - eps where
+  it is negative, and 1 between: r = 1, A = 2, eps = 0.2 and a positive median give 0.4 with the
+  gradient -2. On the target it rests.
 - The median advantage of rewards (1, 1, 1, 0, 0) is (0, 0, 0, -2.04124, -2.04124).
 - BPO's center lies between the median (temperature to 0) and the mean (to infinity): of
   (0, 0.1, 0.9, 1.2, 3) it is 0.9 at 0.01 and 0.9638 at 1.

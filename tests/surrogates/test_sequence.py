@@ -17,7 +17,6 @@ The values and gradients of these are compared with float64 in `test_surrogates.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cheap import close, compiled, equal
 from rows import for_each
 
@@ -127,8 +126,6 @@ def test_one_turn_is_a_sequence_and_turns_are_sequences():
         alone = gspo(logp[:, turn], old[:, turn], ADVANTAGES[:1], mask)
         close(both[:, turn], alone, atol=1e-6)
     assert float(both[0, 2]) == 0.0
-    with pytest.raises(TypeError, match="gspo_turns: turn_ids must hold integers"):
-        gspo_turns(LOGP, OLD, ADVANTAGES, MASK, turn_ids=LOGP)
 
 
 # GMPO: the geometric mean of clipped ratios.
@@ -327,16 +324,8 @@ def test_masked_cells_are_never_read():
         equal(gradient, clean[1])
 
 
-def test_compiled_in_bfloat16_and_bad_input():
+def test_vespo_in_bfloat16():
     low = [jnp.asarray(x, jnp.bfloat16) for x in (VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES)]
     loss = jax.jit(vespo)(*low, VESPO_MASK)
     assert loss.dtype == jnp.float32
     close(loss, vespo(*low, VESPO_MASK), rtol=1e-5, atol=1e-6)
-    for name in ("lambda_pos", "lambda_neg"):
-        with pytest.raises(ValueError, match=f"{name} must be above 0"):
-            vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **{name: 0.0})
-    for name in ("k_pos", "k_neg"):
-        with pytest.raises(ValueError, match=f"{name} must not be negative"):
-            vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **{name: -1.0})
-    with pytest.raises(ValueError, match="vespo: .*behavior_logp"):
-        vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, behavior_logp=VESPO_OLD[..., :3])
