@@ -12,9 +12,6 @@ WORKED = np.array([0.1, 0.2, 0.4, 0.8, 1.6])
 JUNK = (np.nan, np.inf, -np.inf, 1e4)
 
 
-# --- HAPO ------------------------------------------------------------------------------------
-
-
 def test_the_worked_signal():
     signal, stats = adv.entropy_signal(WORKED, np.ones(5, bool))
     close(signal, [-1, -2 / 3, -1 / 3, 0, 1], atol=1e-5)
@@ -103,9 +100,6 @@ def test_the_mean_over_tokens_equals_float64_and_falls_back():
     close(ours[0], adv.grpo(np.asarray(rewards[0])), atol=1e-5)
 
 
-# --- ETTRL -----------------------------------------------------------------------------------
-
-
 def test_a_rollout_without_tokens_has_no_advantage():
     mask = np.arange(4) < np.array([[2], [3], [0]])
     for rewards in ([1.0, 1.0, 0.0], [0.1, 0.1, 0.7], [1.0, 0.0, 0.5]):
@@ -153,6 +147,3 @@ def test_dropped_rollouts_and_tokens_are_not_read(junk):
     bonus = np.array([1.0, 1.0, junk])
     raised = adv.bounded_bonus(np.array([1.0, 1.0, junk]), mask, bonus=bonus, where=where)
     assert raised.tolist() == [1.5, 1.5, 0.0]
-
-
-# --- bad input -------------------------------------------------------------------------------

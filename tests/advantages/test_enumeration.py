@@ -9,7 +9,7 @@ import pytest
 from cheap import close
 from rows import for_each
 
-from jaxrl_llm.advantages import dr_grpo, grpo_passk, maclaurin, maxrl, pkpo, rloo
+from jaxrl_llm.advantages import dr_grpo, grpo_passk, maclaurin, pkpo, rloo
 
 N = 4
 ARMS = np.array(list(itertools.product(range(3), repeat=N)))
@@ -83,16 +83,6 @@ def test_the_series_of_the_log_probability(values, order):
     )
     got = expectation(lambda r: maclaurin(r, order=order), values)
     close(got, want, atol=1e-6)
-
-
-@for_each("values", BINARY)
-def test_maxrl_is_the_series_with_one_term_less_than_rollouts(values):
-    p = right(values)
-    want = gradient(
-        lambda probabilities: -sum((1 - p(probabilities)) ** j / j for j in range(1, N))
-    )
-    got = expectation(lambda r: maxrl(r, eps=1e-9), values)
-    close(got, want, atol=1e-5)
 
 
 @for_each("values", [*BINARY, LEVELS])

@@ -4,15 +4,12 @@ import numpy as np
 from cheap import close, equal
 from rows import for_each
 
-import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
-    clip,
     gae,
     gae_returns,
     kl_shaped_rewards,
     length_adaptive_gae,
     terminal_rewards,
-    whiten,
 )
 
 
@@ -90,22 +87,6 @@ def test_a_long_response_has_a_lambda_of_its_length():
     half = mask & (np.arange(1000) >= 500)
     found = length_adaptive_gae(rewards, np.zeros(mask.shape), half, response_mask=mask)
     close(found[0, 900], 0.98**99, rtol=1e-4)
-
-
-def test_ppo_is_a_chain():
-    rewards, values, mask, old_logp, ref_logp = data()
-    options = {"mask": mask, "old_logp": old_logp, "ref_logp": ref_logp}
-    method = jr.chain(
-        jr.stateless(kl_shaped_rewards, kl_coef=0.2),
-        jr.stateless(gae, gamma=0.9, lam=0.5),
-        jr.stateless(whiten),
-        jr.stateless(clip, bound=0.5),
-    )
-    advantages, _ = method.update(rewards, method.init(), **options, values=values)
-    plain = gae(
-        kl_shaped_rewards(rewards, **options, kl_coef=0.2), values, mask, gamma=0.9, lam=0.5
-    )
-    equal(advantages, np.clip(whiten(plain, mask), -0.5, 0.5))
 
 
 def test_a_large_token_reward_stays_whole():

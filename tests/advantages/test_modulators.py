@@ -8,9 +8,7 @@ import numpy as np
 from cheap import close, equal
 from rows import for_each
 
-import jaxrl_llm as jr
 from jaxrl_llm.advantages import ace, entropy_shaping, novelty_sharpening, sampled_entropy_shaping
-from jaxrl_llm.core import traits_of
 
 SHAPE = (3, 4, 5)
 
@@ -157,14 +155,3 @@ def test_a_token_that_cannot_be_sampled_has_no_share_of_the_entropy():
     mask = np.ones((1, 1), bool)
     out = sampled_entropy_shaping(np.array([1.0]), mask, old_logp=np.array([[-np.inf]]))
     close(out, [[1.0]], atol=1e-6)
-
-
-def test_they_follow_an_estimator_in_a_chain():
-    both = jr.chain(jr.stateless(jr.advantages.grpo), jr.stateless(ace, alpha=2.0))
-    x = sample(6)
-    context = {k: x[k] for k in ("mask", "old_logp", "ref_logp", "where")}
-    rewards = (x["advantages"] > 0).astype(np.float32)
-    out, _ = both.update(np.asarray(rewards), both.init(), **context, old_entropy=1)
-    base = jr.advantages.grpo(rewards, where=x["where"])
-    close(out, ace(base, alpha=2.0, **context), rtol=1e-6)
-    assert traits_of(entropy_shaping).token_values and not traits_of(ace).token_values

@@ -31,7 +31,7 @@ def test_worked_numbers():
     ours = polychromic(alike[0], answer_ids=alike[1], size=2, sets="disjoint")
     assert not np.asarray(ours).any()
     # Nothing right is 0 whatever differs; an answer given twice lowers a set of equal reward.
-    assert not np.asarray(set_scores(np.zeros(4), np.arange(4), PAIRS)).any()
+    assert not set_scores(np.zeros(4), np.arange(4), PAIRS).any()
     assert set_scores(np.ones(4), np.array([0, 0, 1, 2]), PAIRS).tolist() == [0.5, 1.0]
     # A member of two sets has the mean of them; one of none 0.
     overlap = np.array([[0, 1], [1, 2]])
@@ -78,8 +78,8 @@ def test_constant_diversity_is_a_mean_baseline_and_equal_rollouts_are_0():
     close(ours, dr_grpo(rewards) / 3, atol=1e-6)
     same = np.full((1, 4), 0.1)
     assert not np.asarray(polychromic(same, answer_ids=np.full((1, 4), 3), size=2)).any()
-    assert not np.asarray(polychromic(rewards, answer_ids=np.arange(4)[None], size=4)).any()
-    assert not np.asarray(polychromic(rewards, answer_ids=np.arange(4)[None], size=9)).any()
+    assert not polychromic(rewards, answer_ids=np.arange(4)[None], size=4).any()
+    assert not polychromic(rewards, answer_ids=np.arange(4)[None], size=9).any()
 
 
 def test_members_that_take_no_part_leave_their_sets_smaller():

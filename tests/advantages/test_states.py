@@ -137,14 +137,14 @@ def test_without_shared_states_gigpo_is_grpo_and_hgpo_has_only_the_episode():
     group = np.where(taken, np.asarray(grpo(rewards, where=batch["where"]))[..., None], 0.0)
     close(gigpo(rewards, scale="group", **apart), group, atol=1e-6)
     close(gigpo(rewards, scale="group", omega=0.0, **batch), group, atol=1e-6)
-    assert not np.asarray(hgpo(rewards, **apart)).any()
+    assert not hgpo(rewards, **apart).any()
     with_episode = hgpo(rewards, episode="rollouts", **apart)
     close(with_episode, group, atol=1e-5)
 
 
 def test_a_lone_rollout_is_zero_or_raw():
     batch = {"turn_rewards": np.array([[1.0, 2.0]]), "state_ids": np.array([[0, 1]])}
-    assert not np.asarray(gigpo(np.array([3.0]), **batch)).any()
+    assert not gigpo(np.array([3.0]), **batch).any()
     raw = gigpo(np.array([3.0]), singleton="raw", **batch)
     assert raw.tolist() == [[3.0, 3.0]]
 

@@ -7,7 +7,6 @@ import pytest
 from cheap import close, equal, grad
 from rows import for_each
 
-import jaxrl_llm as jr
 from jaxrl_llm.advantages import (
     dr_grpo,
     equal_turns,
@@ -167,16 +166,3 @@ def test_each_turn_gets_the_gradient_of_its_tokens():
     turn_ids, mask = np.array([[0, 1, 1, 5]]), np.array([[True, True, True, False]])
     gradient = grad(lambda a: turns_to_tokens(a, mask, turn_ids=turn_ids).sum())
     assert gradient(np.array([[1.0, 2.0, 3.0]])).tolist() == [[1.0, 2.0, 0.0]]
-
-
-def test_in_a_chain_the_rewards_are_those_of_the_turns():
-    chain = jr.chain(
-        jr.stateless(jr.core.given(trloo, rewards="turn_rewards")), jr.stateless(turns_to_tokens)
-    )
-    rewards, turn_where, where = sample(7)
-    turn_ids = np.broadcast_to(np.arange(3), rewards.shape)
-    out, _ = chain.update(
-        np.zeros(rewards.shape[:2]), chain.init(), turn_rewards=np.asarray(rewards),
-        turn_where=turn_where, where=where, turn_ids=turn_ids, mask=turn_where,
-    )  # fmt: skip
-    close(out, trloo(rewards, turn_where=turn_where, where=where), atol=1e-6)
