@@ -9,7 +9,6 @@ from rows import for_each
 
 from jaxrl_llm.advantages import otb, otb_token, sum_pi_squared
 
-STATIC = ("zero_tail", "compact", "eps")
 # exp(logp) = 0.5 gives w = sum_pi_sq.
 HALF = float(np.log(0.5))
 

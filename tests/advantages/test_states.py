@@ -8,8 +8,6 @@ from rows import for_each
 
 from jaxrl_llm.advantages import gigpo, grpo, hgpo, rloo, salt, similar_states
 
-STATIC = ("scale", "episode", "singleton")
-
 # Two rollouts of the specification: A [0, 1, 2] earns 10 at the end, B [0, 1] nothing.
 WORKED = {
     "turn_rewards": np.array([[0.0, 0.0, 10.0], [0.0, 0.0, np.nan]]),

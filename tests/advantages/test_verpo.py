@@ -9,7 +9,6 @@ from rows import for_each
 
 from jaxrl_llm.advantages import density_weights, verpo
 
-STATIC = ("sigma", "difficulty", "delta", "gamma", "turn_weight")
 PASSES = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]], bool)
 
 

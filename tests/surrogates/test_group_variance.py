@@ -16,7 +16,6 @@ LENGTHS = np.array([[5, 3, 1], [0, 4, 2], [0, 0, 5], [0, 0, 0], [2, 1, 4]])
 SHAPE = (*LENGTHS.shape, 5)
 MASK = np.arange(5) < LENGTHS[..., None]
 MASK[4, 2, 1] = False  # an observation between two turns
-GROUPS = 4
 RNG = np.random.default_rng(0)
 OLD = RNG.normal(-1.5, 0.6, SHAPE).astype(np.float32)
 LOGP = (OLD + RNG.normal(0.05, 0.4, SHAPE)).astype(np.float32)

@@ -19,14 +19,6 @@ def test_worked_numbers(likelihood, shaped, slope):
 
 
 def test_shaped_likelihood():
-    # Limits of gamma.
-    logp = jnp.log(jnp.array([0.01, 0.2, 0.9]))
-    gradient = jax.vmap(jax.grad(lambda x, g: shaped_likelihood(x, gamma=g)), (0, None))
-    # A large gamma makes gamma * f the likelihood, whose slope in logp is itself.
-    close(1e4 * gradient(logp, 1e4), jnp.exp(logp), rtol=1e-3)
-    close(shaped_likelihood(logp, gamma=1e-6), 1.0, atol=2e-4)
-    close(gradient(logp, 1e-6), 0.0, atol=2e-4)
-
     # No overflow at impossible tokens.
     value, gradient = jax.value_and_grad(shaped_likelihood)(jnp.float32(-1e4))
     assert value == 0 and gradient == 0

@@ -6,7 +6,7 @@ import numpy as np
 from cheap import close, equal
 from rows import for_each
 
-from jaxrl_llm.surrogates import mean_log_probs, reinforce, rover
+from jaxrl_llm.surrogates import mean_log_probs, rover
 
 OLD, NEW = np.array([0.5, 0.3, 0.2]), np.array([0.6, 0.3, 0.1])
 
@@ -55,14 +55,6 @@ def test_mean_log_probs():
 
 
 def test_rover():
-    # Unchanged policy has twice the plain gradient.
-    logp, mask = jnp.array([[-1.0, -2.0, -0.5]]), jnp.array([[True, True, False]])
-    q, advantages = jnp.full((1, 3), -4.0), jnp.array([0.7])
-    options = {"mean_log_probs": q, "old_mean_log_probs": None}
-    loss = lambda x: rover(x, None, advantages, mask, **options).sum()  # noqa: E731
-    plain = jax.grad(lambda x: reinforce(x, None, advantages, mask).sum())(logp)
-    close(jax.grad(loss)(logp), 2 * plain, rtol=1e-6)
-
     # Without a reward only a moved policy has a gradient.
     old, mask = jnp.array([-1.0, -2.0]), jnp.ones(2, bool)
     old_q = jnp.array([-4.0, -4.0])
@@ -82,14 +74,6 @@ def test_rover():
     q, zeros = jnp.array([9.0, 1.0, 2.0, 3.0, 4.0]), jnp.zeros(5)
     loss = rover(zeros, zeros, jnp.zeros(()), mask, mean_log_probs=q, old_mean_log_probs=zeros)
     close(loss, [1.0, 0.0, 0.0, 0.0, 0.0])
-
-    # Beta zero regresses the reward alone.
-    logp, zeros, mask = jnp.array([0.2, -0.1]), jnp.zeros(2), jnp.ones(2, bool)
-    q = jnp.array([5.0, 7.0])
-    loss = rover(
-        logp, zeros, jnp.array(0.5), mask, mean_log_probs=q, old_mean_log_probs=zeros, beta=0.0
-    )
-    close(loss, [0.09, 0.36], rtol=1e-5)
 
     # The mean bellman solution has zero loss.
     # Two binary steps with a terminal reward: Q of the uniform policy, as log-ratios of a softmax

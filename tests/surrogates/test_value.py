@@ -57,10 +57,6 @@ def test_huber():
     edge = jax.grad(lambda x: value_loss(x, None, jnp.zeros(1), jnp.ones(1, bool), huber=0.5)[0])
     close(edge(jnp.array([0.5])), [0.5])
 
-    # A huge huber distance is the square.
-    values, old, returns = make(2)
-    close(value_loss(values, old, returns, MASK, huber=1e6), value_loss(values, old, returns, MASK))
-
     # One return a sequence and bfloat16.
     values, old, _ = make(3)
     returns = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32)
