@@ -1,4 +1,10 @@
-"""gae and gae_returns: a loop in float64, the two ends of lambda, gaps, and the chain of PPO."""
+"""gae and gae_returns: errors of one step, summed backwards over the kept tokens.
+
+    delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lam A_{t+1}
+
+What is masked costs no discount, the value behind the last token is 0 or given, and a lambda of
+1 - 1 / (alpha n) grows with the length n: 0.98 at 1,000 tokens with VAPO's alpha.
+"""
 
 import numpy as np
 from cheap import close, equal

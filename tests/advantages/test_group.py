@@ -1,4 +1,13 @@
-"""grpo, dr_grpo, rloo and grpo_split: worked numbers, float64 references, and how they relate."""
+"""grpo, dr_grpo, rloo and grpo_split: a reward against those of its group.
+
+    grpo      (r - mean) / (std + eps)     (1, 0, 0, 1) -> (0.866, -0.866, -0.866, 0.866)
+    dr_grpo   r - mean                     (1, 0, 0, 0) -> (3/4, -1/4, -1/4, -1/4)
+    rloo      r - mean of the others       (1, 0, 0, 0) -> (1, -1/3, -1/3, -1/3)
+
+grpo may take its mean from the batch, from the others or from nowhere, and its deviation from the
+batch. grpo_split takes the mean of the rollouts that no guide steered. Equal rewards give exactly
+zero, a lone rollout zero or, with singleton="raw", its reward. `test_common.py` has their laws.
+"""
 
 import itertools
 

@@ -1,4 +1,11 @@
-"""otb: worked numbers, a float64 reference written row by row, tails, turns and junk."""
+"""otb: at each position, the mean of returns weighed by the energy of the gradient so far.
+
+    W_t = sum_{s <= t} (1 - 2 pi_s + sum pi^2),    baseline_t = sum_i W_ti G_ti / sum_i W_ti
+
+Energies ((0.4, 0.1), (0.02, 0.3)) and rewards (1, 0) have the advantages
+((0.047619, 0.390244), (-0.952381, -0.609756)). A group of one keeps its reward; positions may be
+those of the kept tokens alone (compact), and the longest rollout may have no baseline (zero_tail).
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,12 @@
-"""pass@k advantages against sums over all subsets of a group."""
+"""pass@k advantages against sums over all subsets of a group.
+
+- passk_training takes each k rollouts for one answer, as good as their best: rewards (1, 0, 0, 0)
+  with k = 2 have (1, -1/3, -1/3, -1/3), and (1, 1, 1, 0) nothing to learn.
+- pkpo is the unbiased gradient of pass@k over k: (1, 1, 0, 0) with k = 2 has (2/3, 2/3, 0, 0).
+- grpo_passk gives the best rollout its lead over the second: (0.9, 0.5, 0.1) has (0.4, 0, 0).
+
+`test_enumeration.py` compares their expectations with the gradients of what they optimize.
+"""
 
 import itertools
 import math

@@ -1,4 +1,8 @@
-"""remax on rollouts and on tokens."""
+"""remax: a reward minus that of the greedy rollout, of rollouts and of tokens.
+
+Rewards ((1, 0), (1, 1)) with greedy ones (0.4, 1) have ((0.6, -0.4), (0, 0)). A token has what is
+still to come minus the total of the greedy rollout.
+"""
 
 import jax
 import numpy as np

@@ -1,4 +1,14 @@
-"""Turns from one state, with one history, with one action: worked numbers, the step table, laws."""
+"""Turns from one state (gigpo), with one history (hgpo), with one action (salt).
+
+- gigpo adds to grpo of the rollouts the returns of turns from one state minus their mean. Rollout A
+  earns 10 at its third turn, B nothing in two, from the same states, discounted by 0.95: A's turns
+  have 5 + (4.5125, 4.75, 0), B's -5 - (4.5125, 4.75).
+- hgpo averages the comparisons of turns with one, two, ... states before in common.
+- salt gives turns with the same state, action and next state the mean of their advantages: base
+  advantages (1, -1, 0.5) share a second turn and get 0.5 / 3 there.
+
+Only the equality of ids counts, and only within a group; -1 is a state of its own.
+"""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,10 @@
-"""Returns of turns, leave-one-out at each turn, and the way to tokens."""
+"""Returns of turns, leave-one-out at each turn, and the way to tokens.
+
+Rewards of three rollouts of two turns ((0, 1), (0, 0), (1, 1)) have the returns
+((1, 1), (0, 0), (2, 1)), and trloo takes from each the mean of the others at the same turn:
+((0, 1/2), (-3/2, -1), (3/2, 1/2)). A rollout that stopped early does not count at later turns, a
+gap costs a discount, and a turn that nobody else has is zero or its return.
+"""
 
 import jax
 import jax.numpy as jnp
