@@ -1,7 +1,8 @@
-"""Small batches for the tiny model."""
+"""Small batches for the tiny model, and calls that must fail."""
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_llm.recipes import Batch
 
@@ -36,3 +37,9 @@ def batch_with(tokens, prompts=None, **fields) -> Batch:
         "prompt_mask": np.ones(prompts.shape, bool),
     }
     return Batch(**(values | fields))
+
+
+def refuses(message, function, *args, error=ValueError, **options):
+    """``function`` raises an error with this message."""
+    with pytest.raises(error, match=message):
+        function(*args, **options)
