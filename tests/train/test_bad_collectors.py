@@ -5,13 +5,14 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers import refuses
 from rows import for_each
 from test_resumed_collectors import first_is_low
-from tiny_run import CONFIG, low_bytes, tiny_run
+from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm import curation
-from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.data import Prompt
 from jaxrl_llm.environments import Gridworld, MemoryBandit, NumberGuess
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train import train
@@ -23,22 +24,11 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 BATCH = 4 * 2  # rollouts of a step
 
 
-def prompts():
-    """Demonstrations of a tokenizer with more tokens."""
-    rows = (Prompt(f"q{n}", metadata={"demonstration": [65, 70000]}, id=f"q{n}") for n in range(10))
-    return PromptSet(rows, source="tiny")
-
-
-def allocation(then):
-    """Nobody gets more rollouts in the first step; then what ``then`` says."""
+def too_many():
+    """Nobody gets more rollouts in the first step; then one group gets three."""
     called = itertools.count()
-    return lambda counts: np.asarray(then if next(called) else [0] * 4)
-
-
-def right_at_first():
-    """Every rollout of the first step is right, and none after it."""
-    called = itertools.count()
-    return lambda prompt, completion, metadata: float(next(called) < BATCH)
+    count = {True: [0, 0, 0, 3], False: [0] * 4}
+    return curation.two_phase(lambda _: np.asarray(count[next(called) > 0]), max_rollouts=4)
 
 
 def named_at_first():
@@ -52,93 +42,26 @@ def named_at_first():
     return reward
 
 
-@dataclasses.dataclass(frozen=True)
-class TooOld:
-    """Asks for a stored group without regard to its age."""
-
-    inner: object = curation.replayed(capacity=8, share=0.5)
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def for_run(self, group_size, max_new_tokens):
-        return TooOld(self.inner.for_run(group_size, max_new_tokens))
-
-    def for_batch(self, num_groups):
-        return TooOld(self.inner.for_batch(num_groups))
-
-    def propose(self, state, key, collection, count):
-        if collection.step:
-            options = {"version": collection.version, "max_staleness": 0}
-            return (curation.stored_request(state.buffer, 0, **options),) * count, state
-        return self.inner.propose(state, key, collection, count)
-
-
-@dataclasses.dataclass(frozen=True)
-class LongText:
-    """Sends a text without asking whether it has room, after the first step."""
-
-    sends_text = True
-
-    def __getattr__(self, name):
-        return getattr(curation.in_order(), name)
-
-    def init(self, num_prompts):
-        return curation.in_order().init(num_prompts)
-
-    def observe(self, state, collection):
-        return curation.in_order().observe(state, collection)
-
-    def propose(self, state, key, collection, count):
-        requests, state = curation.in_order().propose(state, key, collection, count)
-        if collection.step:
-            requests = tuple(request._replace(text=_too_long) for request in requests)
-        return requests, state
-
-
-def _too_long(row):
-    return row["text"] + 5000 * "!"
-
-
-def more(then):
-    return curation.two_phase(allocation(then), max_rollouts=4)
-
-
-CASES = {
-    "negative": (more([0, -1, 0, 0]), None, "gives group 1, which has 2 rollouts, -1 more"),
-    "not integers": (more([0.5] * 4), None, "must return 4 integers; got shape .* of float64"),
-    "too many": (more([0, 0, 0, 3]), None, "3 more; from 0 to 2 are left to max_rollouts 4"),
-    "long hint": (
-        LongText(),
-        None,
-        r"Prompt 'q\d', with the text of collector LongText.* has 5002 tokens, but .* room for",
-    ),
-    "other tokenizer": (
-        curation.demonstrations(when="failed"),
-        right_at_first(),
-        r"response to prompt 'q\d' holds token 70000, outside the vocabulary of",
-    ),
-    "too old": (TooOld(), None, "by version 0 of the weights, 1 before version 1; max_staleness"),
-    "some calls": (
-        None,
-        named_at_first(),
-        r"a plain number for .* but the names \['reward', 'short'\] before",
-    ),
-}
+def playing(folder, recipe, environment=NumberGuess()):  # noqa: B008
+    return tiny_run(folder, recipe=recipe, reward=None, environment=environment)
 
 
 @pytest.mark.slow
-@pytest.mark.of_many
-@pytest.mark.parametrize("name", CASES)
-def test_a_run_ends_with_a_sentence_and_its_state(tmp_path, name):
-    collector, reward, message = CASES[name]
-    config = tiny_run(
-        tmp_path,
-        recipe=jr.recipes.grpo().replace(name="wrong", collector=collector),
-        data=dataclasses.replace(CONFIG.data, prompts=prompts),
-        reward=reward or first_is_low,
-        steps=3,
-    )
+@pytest.mark.parametrize(
+    ("collector", "reward", "message"),
+    [
+        (too_many(), first_is_low, "3 more; from 0 to 2 are left to max_rollouts 4"),
+        (
+            None,
+            named_at_first(),
+            r"a plain number for .* but the names \['reward', 'short'\] before",
+        ),
+    ],
+    ids=["collector", "reward"],
+)
+def test_a_run_ends_with_a_sentence_and_its_state(tmp_path, collector, reward, message):
+    recipe = jr.recipes.grpo().replace(name="wrong", collector=collector)
+    config = tiny_run(tmp_path, recipe=recipe, reward=reward, steps=3)
     with pytest.raises((ValueError, RewardError), match=message) as error:
         train(config)
     assert "\n" not in str(error.value)
@@ -146,40 +69,8 @@ def test_a_run_ends_with_a_sentence_and_its_state(tmp_path, name):
     assert saved == ["step_00000001"]
 
 
-def never():
-    pytest.fail("the model was loaded")
-
-
-@for_each("recipe", ["rollout_replay", "sapo_swarm"])
-def test_stored_responses_are_no_episodes(tmp_path, recipe):
-    """Said by the configuration, and not when the first of them is brought."""
-    with pytest.raises(ValueError, match="without the turns of an episode; use another recipe"):
-        tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
-
-
 def everything(mask):
     return np.ones(len(mask), bool)
-
-
-@for_each(
-    "recipe",
-    [
-        *("april", "t_ppo", "vineppo", "scope", "spo_tree", "spo_chain", "arrol"),
-        jr.recipes.grpo().replace(collector=curation.windowed()),
-        jr.recipes.grpo().replace(
-            collector=curation.mixed((curation.in_order(), 0.5), (curation.pruned(everything), 0.5))
-        ),
-        jr.recipes.grpo().replace(
-            collector=curation.hinted(curation.repair(teacher=lambda question, shown: ""))
-        ),
-    ],
-    ids=lambda x: x if isinstance(x, str) else repr(x.collector),
-)
-def test_an_environment_plays_whole_turns(tmp_path, recipe):
-    """Said by the configuration, and not when the first batch is sampled."""
-    told = "within a turn of an episode|sends messages in place of the first"
-    with pytest.raises(ValueError, match=rf"^config: .*({told}).* with an environment\.$"):
-        tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
 
 
 @for_each(
@@ -192,10 +83,45 @@ def test_an_environment_plays_whole_turns(tmp_path, recipe):
     ],
 )
 def test_an_environment_of_other_rewards_is_refused(tmp_path, recipe, env, told):
-    with pytest.raises(ValueError, match=f"^config: recipe '{recipe}' is only defined .*{told}"):
-        tiny_run(tmp_path, recipe=recipe, reward=None, environment=env)
+    refuses(f"^config: recipe '{recipe}' is only defined .*{told}", playing, tmp_path, recipe, env)
     for fits in (NumberGuess(turns=1), Gridworld(cost=0.0), MemoryBandit(turns=1)):
-        tiny_run(tmp_path, recipe=recipe, reward=None, environment=fits)
+        playing(tmp_path, recipe, fits)
+
+
+def collected(collector):
+    return jr.recipes.grpo().replace(name="own", collector=collector)
+
+
+def half(other):
+    return curation.mixed((curation.in_order(), 0.5), (other, 0.5))
+
+
+WITHIN = r"within a turn of an episode|sends messages in place of the first"
+OF_DATA = "brings responses of the data .* use another recipe"
+TEACHER = curation.repair(teacher=lambda question, shown: "")
+
+
+@for_each(
+    "recipe, told",
+    [
+        ("rollout_replay", "without the turns of an episode; use another recipe"),
+        *((name, WITHIN) for name in ("april", "vineppo", "spo_tree")),
+        (collected(curation.windowed()), WITHIN),
+        (collected(half(curation.pruned(everything))), WITHIN),
+        (collected(curation.hinted(TEACHER)), WITHIN),
+        # A collector may send the first one only late, after which no resume can go on.
+        ("scaf_grpo", "sends messages .* use another recipe"),
+        ("training_free_grpo", "sends messages .* use another recipe"),
+        (collected(curation.demonstrations(when="failed")), OF_DATA),
+        (collected(curation.prefixed()), OF_DATA),
+        (collected(curation.hinted(curation.hint_share())), OF_DATA),
+        (collected(half(curation.plain_texts())), OF_DATA),
+    ],
+)
+def test_what_an_environment_does_not_play_is_said_by_the_configuration(tmp_path, recipe, told):
+    with pytest.raises(ValueError, match=rf"^config: .*({told})") as error:
+        playing(tmp_path, recipe)
+    assert "\n" not in str(error.value)
 
 
 def test_a_reward_that_states_other_values_is_refused(tmp_path):
@@ -205,37 +131,10 @@ def test_a_reward_that_states_other_values_is_refused(tmp_path):
     tiny_run(tmp_path, recipe="mopps", reward=jr.core.traits(reward_range=(0.0, 1.0))(low_bytes))
 
 
-@for_each("recipe", ["scaf_grpo", "nurl", "xrpo", "training_free_grpo", "masa"])
-def test_an_environment_takes_no_messages(tmp_path, recipe):
-    """A collector may send the first one only late, after which no resume can go on."""
-    with pytest.raises(ValueError, match="sends messages .* use another recipe") as error:
-        tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
-    assert str(error.value).startswith("config: ") and "\n" not in str(error.value)
-
-
-@for_each(
-    "collector",
-    [
-        curation.demonstrations(when="failed"),
-        curation.prefixed(),
-        curation.hinted(curation.hint_share()),
-        curation.only_demonstrations(),
-        curation.mixed((curation.in_order(), 0.5), (curation.plain_texts(), 0.5)),
-    ],
-    ids=repr,
-)
-def test_responses_of_the_data_are_no_episodes(tmp_path, collector):
-    recipe = jr.recipes.grpo().replace(name="brings", collector=collector)
-    with pytest.raises(ValueError, match="brings responses of the data .* use another recipe") as e:
-        tiny_run(tmp_path, recipe=recipe, reward=None, environment=NumberGuess())
-    assert str(e.value).startswith("config: ") and "\n" not in str(e.value)
-
-
 def test_a_population_answers_prompts_of_data_that_are_checked(tmp_path):
     recipe = jr.recipes.eggroll().replace(name="stages", collector=curation.staged((2,)))
-    config = tiny_run(tmp_path, recipe=recipe, remat="full", model=never)
-    with pytest.raises(ValueError, match="staged: 'stage' of prompt .* must be an integer"):
-        load_experiment(config)
+    config = tiny_run(tmp_path, recipe=recipe, remat="full", model=lambda: pytest.fail("loaded"))
+    refuses("staged: 'stage' of prompt .* must be an integer", load_experiment, config)
 
 
 def test_a_column_of_the_name_of_the_prompt_is_refused(tmp_path):
@@ -247,8 +146,7 @@ def test_a_column_of_the_name_of_the_prompt_is_refused(tmp_path):
     same = Prompt("a", metadata={"text": "a"})
     message = "^data: prompt 'q' has a column 'text', which collectors read as the prompt itself"
     for prompts in ([same, other],), ([same], [other]):
-        with pytest.raises(ValueError, match=message):
-            checked(recipe, *prompts)
+        refuses(message, checked, recipe, *prompts)
     with pytest.warns(UserWarning, match="'text', which the environment gets as the prompt"):
         checked(plain, [same, other], environment=NumberGuess(), reward=None)
     checked(recipe, [same])
@@ -286,13 +184,6 @@ def test_a_share_that_is_no_group_of_a_batch_is_refused(tmp_path, collector, siz
     check_data(dataclasses.replace(config, prompts_per_step=least), recipe, prompts)
 
 
-def test_a_run_that_would_judge_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="judges=0.25 is no group of a batch of 3"):
-        train(tiny_run(tmp_path, recipe="spark", prompts_per_step=3, model=never))
-    off = jr.recipes.spark(judges=0.0, refines=0.0)
-    check_data(tiny_run(tmp_path, recipe=off, prompts_per_step=1), off, [Prompt("q", id="q")])
-
-
 def test_held_out_rows_have_no_responses_where_a_part_of_a_batch_is_sampled():
     """Their evaluation samples answers, where that of pairs of the data compares them."""
     config = tiny_run("never", recipe="grpo")
@@ -306,5 +197,4 @@ def test_held_out_rows_have_no_responses_where_a_part_of_a_batch_is_sampled():
 
     checked(curation.mixed((curation.in_order(), 0.5), (curation.offline_pairs(), 0.5)))
     both = curation.mixed((curation.offline_pairs(), 0.5), (curation.offline_pairs(), 0.5))
-    with pytest.raises(ValueError, match="offline_pairs: prompt 'r' has no 'chosen'"):
-        checked(both)
+    refuses("offline_pairs: prompt 'r' has no 'chosen'", checked, both)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import make_batch
+from helpers import make_batch, refuses
 from rows import for_each
 from tiny_run import tiny_run
 
@@ -109,7 +109,6 @@ SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
         (SKEWED, "auto", 32, 20),
         (SKEWED, "never", 64, 20),
         ([[8, 6, 8, 2]], "auto", 24, 24),
-        ([[8, 6, 8, 3]], "auto", 32, 25),
         ([[8, 6, 8, 3]], "always", 32, 25),
     ],
 )
@@ -174,38 +173,25 @@ def test_what_all_prompts_begin_with_makes_rows_flat_though_that_saves_no_cell()
     assert packed.packing is None
 
 
-def test_tokens_of_an_environment_are_no_padding():
-    batch = batch_of([[6, 2]], 6)
-    mask = batch.mask.copy()
-    mask[0, 0, 1:4] = False
-    _, numbers = pack_batch(batch.replace(mask=mask), "never", model=model()[0])
-    prompts, kept = batch.prompt_mask.size, batch.prompt_mask.sum()
-    assert numbers["padding"] == pytest.approx(1 - (8 + kept) / (12 + prompts))
-
-
 def test_a_model_that_reads_no_segments_is_left_alone(tmp_path):
     deaf = model()[0]._replace(reads_segments=False, reads_prompt_trees=False)
     batch, numbers = pack_batch(batch_of(np.ones((4, 8), int), 512), "auto", model=deaf)
     assert batch.packing is None and numbers["packed"] == 1.0
-    given = (deaf, model()[1], ByteTokenizer())
-    with pytest.raises(ValueError, match='train: packing "always" needs a model whose'):
-        train(tiny_run(tmp_path, model=lambda: given, packing="always"))
-    given = (model()[0]._replace(reads_trees=False), model()[1], ByteTokenizer())
-    with pytest.raises(ValueError, match='train: packing "tree" needs a model whose reads_trees'):
-        train(tiny_run(tmp_path, model=lambda: given, packing="tree"))
-    given = (deaf, model()[1], ByteTokenizer())
-    with pytest.raises(ValueError, match='train: packing "flat" needs a model whose reads_prompt'):
-        train(tiny_run(tmp_path, model=lambda: given, packing="flat"))
+    no_trees = model()[0]._replace(reads_trees=False)
+    for network, packing in ((deaf, "always"), (no_trees, "tree"), (deaf, "flat")):
+        given = (network, model()[1], ByteTokenizer())
+        with pytest.raises(ValueError, match=f'train: packing "{packing}" needs a model whose'):
+            train(tiny_run(tmp_path, model=lambda given=given: given, packing=packing))
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="pack_batch: packing must be one of"):
-        pack_batch(batch_of(SKEWED, 8), "sometimes", model=model()[0])
-    with pytest.raises(ValueError, match="config: packing must be one of"):
-        tiny_run("unused", packing="sometimes")
-    with pytest.raises(ValueError, match='packing "always" has no effect with one rollout'):
-        alone = SamplingConfig(group_size=1, max_new_tokens=4)
-        tiny_run("unused", packing="always", sampling=alone, recipe="reinforce_pp")
+    sometimes = "packing must be one of"
+    packs = functools.partial(pack_batch, batch_of(SKEWED, 8), "sometimes", model=model()[0])
+    refuses(f"pack_batch: {sometimes}", packs)
+    refuses(f"config: {sometimes}", tiny_run, "unused", packing="sometimes")
+    alone = SamplingConfig(group_size=1, max_new_tokens=4)
+    options = {"packing": "always", "sampling": alone, "recipe": "reinforce_pp"}
+    refuses('packing "always" has no effect with one rollout', tiny_run, "unused", **options)
 
 
 def top(logits, targets):
@@ -244,6 +230,11 @@ EVERYTHING = Recipe(
 )
 
 
+def assert_close(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
+
+
 def updated(batch, *, mesh=None, rate=0.5, **options):
     """What the updates on a batch in two epochs change, and the metrics."""
     network, params = model()
@@ -278,14 +269,12 @@ def test_a_packed_step_is_the_padded_step():
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     for given in (rows, flat):
         got = updated(given, mesh=mesh, microbatches=2, remat="full")
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
+        assert_close(got, want)
 
 
-@pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("microbatches", [1, 8])
-def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches):
+def test_flat_rows_make_the_minibatches_of_padded_rows():
+    microbatches = 8
     batch = make_batch(prompts=8, group=4, length=6)
     lengths = np.random.default_rng(1).integers(0, 4, (8, 4, 1))
     batch = jax.tree.map(np.asarray, batch.replace(mask=jnp.arange(6) < lengths))
@@ -299,14 +288,12 @@ def test_flat_rows_make_the_minibatches_of_padded_rows(microbatches):
     # A rate of 0.5 diverges in eight updates, and what diverges magnifies rounding.
     options = {"rate": 0.02, "remat": "none", "minibatches": 4, "microbatches": microbatches}
     want, got = (updated(given, **options) for given in (batch, flat))
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
+    assert_close(got, want)
 
 
-@pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("minibatches", [1, 2])
-def test_a_budget_of_cells_chooses_the_number_of_microbatches(minibatches):
+def test_a_budget_of_cells_chooses_the_number_of_microbatches():
+    minibatches = 2
     batch, passes = make_batch(prompts=8, group=4, length=6), Passes(minibatches=minibatches)
     options = {"rate": 0.02, "remat": "none", "minibatches": minibatches}
     packs, counts = functools.partial(pack_batch, model=model()[0], least_saved=1), []
@@ -323,28 +310,27 @@ def test_a_budget_of_cells_chooses_the_number_of_microbatches(minibatches):
             assert plan.num_cells / plan.microbatches > 64
         if longest == 3:
             want, got = (updated(given, **options) for given in (part, flat))
-            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-                np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
+            assert_close(got, want)
     assert counts == sorted(counts, reverse=True) and len(set(counts)) > 1, counts
 
 
 def test_a_budget_that_cannot_be_kept_is_refused(tmp_path):
     batch, (network, _) = batch_of([[6, 2], [3, 3]], 6), model()
-    with pytest.raises(ValueError, match="a microbatch of one group on each device takes .* cells"):
-        pack_batch(batch, "auto", model=network, tokens_per_microbatch=4)
+    pack = functools.partial(pack_batch, packing="auto", model=network)
+    cells = "a microbatch of one group on each device takes .* cells"
+    refuses(cells, pack, batch, tokens_per_microbatch=4)
     tree, _ = pack_batch(batch, "tree", model=network)
-    with pytest.raises(ValueError, match="pack_batch: tokens_per_microbatch cannot be used with"):
-        pack_batch(tree, "auto", model=network, tokens_per_microbatch=512)
-    with pytest.raises(ValueError, match="config: microbatches has no effect with tokens_per"):
-        tiny_run("unused", tokens_per_microbatch=512, microbatches=2)
-    with pytest.raises(ValueError, match="config: tokens_per_microbatch needs flat rows; got"):
-        tiny_run("unused", tokens_per_microbatch=512, packing="tree")
-    with pytest.raises(ValueError, match=r"train: tokens_per_microbatch must be at least the \d+"):
-        train(tiny_run(tmp_path, tokens_per_microbatch=8))
+    told = "pack_batch: tokens_per_microbatch cannot be used with"
+    refuses(told, pack, tree, tokens_per_microbatch=512)
+    run = functools.partial(tiny_run, tmp_path, tokens_per_microbatch=512)
+    refuses("config: microbatches has no effect with tokens_per", run, microbatches=2)
+    refuses("config: tokens_per_microbatch needs flat rows; got", run, packing="tree")
+    least = r"train: tokens_per_microbatch must be at least the \d+"
+    refuses(least, train, tiny_run(tmp_path, tokens_per_microbatch=8))
     assert not list(tmp_path.iterdir())
     deaf = (network._replace(reads_prompt_trees=False), model()[1], ByteTokenizer())
-    with pytest.raises(ValueError, match='packing "flat" needs a model whose reads_prompt_trees'):
-        train(tiny_run(tmp_path, model=lambda: deaf, tokens_per_microbatch=512))
+    told = 'packing "flat" needs a model whose reads_prompt_trees'
+    refuses(told, train, run(model=lambda: deaf))
 
 
 def talkative():
@@ -422,13 +408,7 @@ def test_microbatches_without_a_token_that_trains_are_not_computed():
 @pytest.mark.slow
 @pytest.mark.of_many
 @pytest.mark.parametrize(
-    ("sizes", "steps", "done"),
-    [
-        (None, 18, 0),
-        ((2, 1, 1), 18, 0),
-        (None, 16, 0),
-        (None, 18, 2),
-    ],
+    ("sizes", "steps", "done"), [((2, 1, 1), 18, 0), (None, 16, 0), (None, 18, 2)]
 )
 def test_smaller_rows_are_compiled_before_they_come(sizes, steps, done, monkeypatch):
     """The program that a thread has compiled is that of the later step, which compiles nothing.

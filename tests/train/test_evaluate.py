@@ -1,9 +1,11 @@
-import dataclasses
+"""Mean rewards of held-out questions and their 95% intervals: Wilson's, or Student's t."""
+
 import json
 
 import jax
 import numpy as np
 import pytest
+from helpers import refuses
 from rows import for_each
 from tiny_run import low_bytes, prompts, tiny_run
 
@@ -34,10 +36,8 @@ def test_wilson_equals_published_intervals(successes, n, low, high):
 
 
 def test_wilson_refuses_what_is_no_share():
-    with pytest.raises(ValueError, match="wilson: mean must be in"):
-        wilson(1.1, 10)
-    with pytest.raises(ValueError, match="wilson: n must be above 0"):
-        wilson(0.5, 0)
+    refuses("wilson: mean must be in", wilson, 1.1, 10)
+    refuses("wilson: n must be above 0", wilson, 0.5, 0)
 
 
 def test_independent_trials_take_wilson_itself():
@@ -213,27 +213,15 @@ def test_evaluate_at_k_without_failed_calls(asked):
         evaluate(sampler, params, key, questions, reward=Flaky(every=1), **options)
 
 
-@for_each(
-    ("samples", "k", "message"),
-    [
-        (1001, (1,), "at most 1000 completions; got 1001"),
-        (4, (1, 5), "from 1 to the 4 completions"),
-    ],
-)
-def test_a_k_that_cannot_be_computed_is_refused_before_sampling(tmp_path, samples, k, message):
-    calls = []
+def never_asked(prompt, completion, metadata):
+    pytest.fail("it has already sampled")
 
-    def counted(*arguments):
-        calls.append(arguments)
-        raise AssertionError
 
-    evaluation = EvaluationConfig(samples=samples)
-    experiment, params = load_experiment(tiny_run(tmp_path, evaluation=evaluation), trains=False)
-    samplers = experiment.samplers._replace(greedy=counted, sampled=counted)
-    experiment = dataclasses.replace(experiment, samplers=samplers)
-    with pytest.raises(ValueError, match=message):
-        experiment.evaluate(params, jax.random.key(0), k=k)
-    assert not calls
+def test_a_k_that_cannot_be_computed_is_refused_before_sampling(tmp_path):
+    config = tiny_run(tmp_path, evaluation=EvaluationConfig(samples=4), reward=never_asked)
+    experiment, params = load_experiment(config, trains=False)
+    with pytest.raises(ValueError, match="from 1 to the 4 completions"):
+        experiment.evaluate(params, jax.random.key(0), k=(1, 5))
 
 
 def test_non_finite_logits_are_no_wrong_answers(asked):
@@ -249,8 +237,7 @@ def test_non_finite_logits_are_no_wrong_answers(asked):
 
     options = {"reward": low_bytes, "tokenizer": TOKENIZER, "batch_size": 4}
     key, told = jax.random.key(0), "evaluate: the logits of a response to prompt 'q06' are non-fin"
-    with pytest.raises(ValueError, match=told):
-        evaluate(breaking, params, key, questions, **options)
+    refuses(told, evaluate, breaking, params, key, questions, **options)
     with pytest.warns(UserWarning, match=told) as warned:
         evaluate(breaking, params, key, questions, **options, on_non_finite="warn")
     assert len(warned) == 1

@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import shutil
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
@@ -11,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import batch_with
+from exact_resume import assert_resumes
+from helpers import batch_with, refuses
 from rows import for_each
 from test_checkpoint import assert_same
-from tiny_run import CONFIG, tiny_run
+from tiny_run import tiny_run
 
 import jaxrl_llm as jr
 import jaxrl_llm.train.evolution
@@ -34,8 +33,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.evolution import population_metrics
 from jaxrl_llm.train.optimizer import describe_optimizer
-from jaxrl_llm.train.rollouts import _check_members, collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.rollouts import _check_members
 
 RECIPE = jr.recipes.eggroll(sigma=0.05)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, max_grad_norm=None)
@@ -186,24 +184,16 @@ def test_devices_change_nothing_and_exchange_numbers_alone(tiny, scores, sizes):
     assert bool(lines) == ("fsdp" in sizes)  # of split parameters, the norms are added up
 
 
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory):
-    """Two steps without a stop, and again from the checkpoint of the first."""
-    folder = tmp_path_factory.mktemp("run")
+@pytest.mark.slow
+def test_resume_is_exact(tmp_path):
     adam = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=None)
     options = {"steps": 2, "checkpoint": CheckpointConfig(every=1), "optimizer": adam}
-    config = evolving(folder, **options)
+    tries = jr.recipes.eggroll(sigma=0.05, temperature=1.0).replace(tries=2)
+    config = evolving(tmp_path / "whole", tries, **options)
     whole = train(config)
-    shutil.rmtree(folder / "checkpoints" / "step_00000002")
-    return whole, train(config, resume=True)
-
-
-@pytest.mark.slow
-def test_resume_is_exact(resumed):
-    whole, again = resumed
-    assert int(again.state.step) == 2
-    assert_same(again.state, whole.state)
+    assert_resumes(config, whole, tmp_path / "again")
     assert {"member_std", "missing", "flat", "update_norm"} <= whole.history[0].keys()
+    assert whole.history[0]["update_norm"] > 0 and whole.history[0]["missing"] == 0
 
 
 def test_a_run_says_which_optimizer_it_has_and_whose():
@@ -288,135 +278,43 @@ def test_a_step_of_a_preset_by_its_name_is_that_of_its_paper(name, tmp_path, mon
     assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
 
 
-@pytest.mark.slow
-def test_a_run_learns(tmp_path):
-    config = evolving(
-        tmp_path,
-        steps=12,
-        sampling=SamplingConfig(group_size=32, max_new_tokens=6),
-        evaluation=EvaluationConfig(samples=1),
-        data=dataclasses.replace(CONFIG.data, held_out=0.2),
-    )
-    result = train(config)
-    assert result.after["greedy"].mean > result.before["greedy"].mean + 0.2
+ALONE = jr.recipes.open_es().replace(shared=False, fitness=jr.evolution.zscore)
 
 
-@pytest.mark.of_many
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe",
+@for_each(
+    "options, message",
     [
-        jr.recipes.eggroll(sigma=0.05, shared=False, fitness=jr.evolution.zscore),
-        jr.recipes.eggroll(sigma=0.05, temperature=1.0).replace(tries=2),
-        jr.recipes.es_qiu(sigma=0.05),
+        ({"sampling": SamplingConfig(group_size=7)}, "group_size must be even; got 7"),
+        ({"remat": "dots"}, "remat has no effect with 'eggroll'.*at its default, 'full'"),
+        ({"microbatches": 2}, "microbatches has no effect with 'eggroll'"),
+        ({"epochs": 2}, "serve one update; got epochs 2"),
+        ({"sampling": SamplingConfig(slots=8)}, "slots has no effect with 'eggroll'"),
+        ({"lora": LoRAConfig(rank=2)}, "leave out the rank"),
+        (
+            {"mesh": MeshConfig(data=16), "prompts_per_step": 16},
+            "8 members cannot be divided evenly",
+        ),
+        (
+            {"recipe": ALONE, "mesh": MeshConfig(data=2)},
+            "members with full noise that are not shared answer one prompt at a time, .* 2 devices",
+        ),
+        (
+            {"recipe": jr.recipes.eggroll(fitness=jr.evolution.zscore)},
+            r"one value for each of 8 members, which are shared; got \(4, 8\)",
+        ),
+        (
+            {"recipe": jr.recipes.eggroll(shared=False)},
+            r"one value for each of 32 members, which are not shared; got \(8,\)",
+        ),
     ],
-    ids=lambda recipe: f"{recipe.name} shared={recipe.shared} tries={recipe.tries}",
 )
-def test_every_kind_of_population_runs(recipe, tmp_path):
-    sampling = SamplingConfig(group_size=4, max_new_tokens=4)
-    off = {"evaluation": EvaluationConfig(enabled=False)}
-    result = train(evolving(tmp_path, recipe, steps=1, sampling=sampling, **off))
-    (row,) = result.history
-    assert row["update_norm"] > 0 and row["missing"] == 0
-
-
-def mixture():
-    experts = jr.models.ExpertsConfig(count=3, active=2, width=16)
-    return *jr.testing.tiny_model(num_layers=1, experts=experts), jr.testing.ByteTokenizer()
-
-
-@pytest.mark.slow
-def test_a_run_moves_every_expert(tmp_path):
-    _, before, _ = mixture()
-    sampling = SamplingConfig(group_size=4, max_new_tokens=4)
-    off = {"evaluation": EvaluationConfig(enabled=False)}
-    result = train(evolving(tmp_path, model=mixture, steps=1, sampling=sampling, **off))
-    assert result.history[0]["update_norm"] > 0 and result.history[0]["missing"] == 0
-    for name in ("gate", "up", "down"):
-        old, new = (
-            params["layers"]["0"]["mlp"]["experts"][name]["kernel"]
-            for params in (before, result.state.params)
-        )
-        moved = new - old
-        # The update of each has the rank of two pairs.
-        assert np.linalg.matrix_rank(moved, rtol=1e-3).tolist() == [2, 2, 2]
-
-
-BAD = {
-    "odd": ({"sampling": SamplingConfig(group_size=7)}, "group_size must be even; got 7"),
-    "remat": ({"remat": "dots"}, "remat has no effect with 'eggroll'.*at its default, 'full'"),
-    "microbatches": ({"microbatches": 2}, "microbatches has no effect with 'eggroll'"),
-    "updates": ({"epochs": 2}, "serve one update; got epochs 2"),
-    "slots": ({"sampling": SamplingConfig(slots=8)}, "slots has no effect with 'eggroll'"),
-    "lora": ({"lora": LoRAConfig(rank=2)}, "leave out the rank"),
-    "mesh": (
-        {"mesh": MeshConfig(data=16), "prompts_per_step": 16},
-        "8 members cannot be divided evenly",
-    ),
-    "alone": (
-        {
-            "recipe": jr.recipes.open_es().replace(shared=False, fitness=jr.evolution.zscore),
-            "mesh": MeshConfig(data=2),
-        },
-        "members with full noise that are not shared answer one prompt at a time, .* 2 devices",
-    ),
-    "fitness of shared": (
-        {"recipe": jr.recipes.eggroll(fitness=jr.evolution.zscore)},
-        r"one value for each of 8 members, which are shared; got \(4, 8\)",
-    ),
-    "fitness of groups": (
-        {"recipe": jr.recipes.eggroll(shared=False)},
-        r"one value for each of 32 members, which are not shared; got \(8,\)",
-    ),
-}
-
-
-@for_each("case", BAD)
-def test_what_has_no_part_in_evolution_is_refused(case, tmp_path):
-    options, message = BAD[case]
-    with pytest.raises(ValueError, match=message):
-        evolving(tmp_path, **options)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rearranged:
-    """Changes the members of each row of a batch."""
-
-    change: Callable
-
-    def __getattr__(self, name):
-        return getattr(jr.curation.in_order(), name)
-
-    def init(self, num_prompts):
-        return jr.curation.in_order().init(num_prompts)
-
-    def propose(self, state, key, collection, count):
-        return jr.curation.in_order().propose(state, key, collection, count)
-
-    def observe(self, state, collection):
-        decision, state = jr.curation.in_order().observe(state, collection)
-        if decision.rows is not None:
-            rows = self.change(decision.rows)
-            decision = decision._replace(rows=rows)
-        return decision, state
-
-
-def of_members(change):
-    return lambda rows: tuple(row._replace(members=change(row.members)) for row in rows)
+def test_what_has_no_part_in_evolution_is_refused(tmp_path, options, message):
+    refuses(message, evolving, tmp_path, **options)
 
 
 def broken_model():
     model, params = jr.testing.tiny_model(num_layers=1)
     return model, jax.tree.map(lambda x: x * jnp.nan, params), jr.testing.ByteTokenizer()
-
-
-def collected(folder, recipe, change, **options):
-    recipe = recipe.replace(collector=Rearranged(change))
-    sampling = SamplingConfig(group_size=4, max_new_tokens=2)
-    config = evolving(folder, recipe, prompts_per_step=2, sampling=sampling, **options)
-    experiment, params = load_experiment(config)
-    key = jax.random.key(0)
-    return collect_rollouts(experiment, params, key, jr.data.Cursor(), number=0, version=0)
 
 
 APART = jr.recipes.eggroll(sigma=0.05, shared=False, fitness=jr.evolution.zscore)
@@ -434,27 +332,23 @@ def test_column_j_of_a_batch_is_member_j():
         check(recipe, fits)
     bad = [members[:, ::-1], members[:, :3], members[:, [0, 0, 2, 3]]]
     for recipe, each in [(RECIPE, x) for x in bad] + [(APART, x) for x in (*bad, members[::-1])]:
-        with pytest.raises(ValueError, match="'c' drops, repeats or rearranges members"):
-            check(recipe, each)
+        refuses("'c' drops, repeats or rearranges members", check, recipe, each)
+
+
+class Reversed(type(jr.curation.in_order())):
+    """Turns the members of each row around."""
+
+    def observe(self, state, collection):
+        decision, state = super().observe(state, collection)
+        rows = [row._replace(members=row.members[::-1]) for row in decision.rows or ()]
+        return decision._replace(rows=tuple(rows) or None), state
 
 
 @pytest.mark.slow
 def test_a_collector_that_rearranges_members_is_refused(tmp_path):
-    message = "'eggroll' draws the noise .*Rearranged.* drops, repeats or rearranges members"
-    reverse = of_members(lambda members: members[::-1])
-    cases = [
-        (RECIPE, reverse),
-        (RECIPE, of_members(lambda members: members[:3])),
-        (APART, lambda rows: rows[::-1]),
-    ]
-    for recipe, change in cases:
-        with pytest.raises(ValueError, match=message):
-            collected(tmp_path, recipe, change)
-    # Shared members may answer the prompts in any order; one with non-finite logits has no token.
-    assert collected(tmp_path, RECIPE, lambda rows: rows[::-1]).batch.where.all()
-    broken = collected(tmp_path, APART, tuple, model=broken_model)
-    assert not broken.batch.mask.any() and not broken.batch.where.any()
-    assert broken.metrics["no_signal"] == 1
+    recipe, sampling = RECIPE.replace(collector=Reversed()), SamplingConfig(4, max_new_tokens=2)
+    with pytest.raises(ValueError, match="'eggroll' draws the noise .* rearranges members"):
+        train(evolving(tmp_path, recipe, sampling=sampling))
 
 
 def test_a_population_without_any_score_makes_no_update(tiny, scores):

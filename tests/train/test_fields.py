@@ -1,15 +1,14 @@
 """The fields that the loop attaches to a batch, and the rewards that a method takes."""
 
 import inspect
-import itertools
 from functools import partial
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import refuses
 from rows import for_each
-from tiny_run import tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt
@@ -17,7 +16,6 @@ from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import PRESETS, Batch, Computed, Recipe, catalog
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.episodes import EPISODES, Episode, Turn
-from jaxrl_llm.train import train
 from jaxrl_llm.train.fields import (
     Texts,
     attach_fields,
@@ -37,13 +35,9 @@ def needing(*names, inputs=(), computed=()) -> Recipe:
     def advantage(rewards, **context):
         return rewards
 
-    kinds = inspect.Parameter
-    advantage.__signature__ = inspect.Signature(
-        [
-            kinds("rewards", kinds.POSITIONAL_OR_KEYWORD),
-            *(kinds(name, kinds.KEYWORD_ONLY) for name in names),
-        ]
-    )
+    options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    rewards = inspect.Parameter("rewards", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    advantage.__signature__ = inspect.Signature([rewards, *options])
     slots = {"advantage": jr.stateless(advantage), "surrogate": jr.surrogates.ppo_clip}
     if any(entry.source == "teacher" for entry in computed):
         slots["surrogate"] = jr.recipes.sdpo().surrogate
@@ -52,12 +46,8 @@ def needing(*names, inputs=(), computed=()) -> Recipe:
 
 def questions(**metadata):
     """P questions; each name of the metadata has a list of P values."""
-    return [
-        Question(
-            Prompt(f"q{i}", id=f"q{i}", metadata={k: v[i] for k, v in metadata.items()}), [1, 2]
-        )
-        for i in range(P)
-    ]
+    rows = [{k: v[i] for k, v in metadata.items()} for i in range(P)]
+    return [Question(Prompt(f"q{i}", id=f"q{i}", metadata=x), [1, 2]) for i, x in enumerate(rows)]
 
 
 RESPONSES = [["ab\nc", "a\nbc", "abc\n"], ["abcd", "\n\nab", "a"]]
@@ -70,7 +60,7 @@ def encode(text):
 def bring(
     recipe,
     *,
-    reward_components=(),
+    components=(),
     details=(),
     failures=0,
     metadata=(),
@@ -78,8 +68,8 @@ def bring(
     room=1000,
     asked=None,
     prompt_length=2,
-    **rollout,
 ):
+    """What ``recipe`` gets of rollouts that have these rewards, questions and so on."""
     tokens = np.zeros((P, G, T), np.int32)
     kept = np.zeros((P, G, T), bool)
     for place in np.ndindex(P, G):
@@ -93,43 +83,32 @@ def bring(
         prompt_tokens=np.ones((P, prompt_length), np.int32),
         prompt_mask=np.ones((P, prompt_length), bool),
     )
-    reward_components = {k: np.asarray(x, np.float32) for k, x in dict(reward_components).items()}
+
+    def entry(x):
+        return x if isinstance(x, str | Episode | None) else np.float32(x)
+
+    scores = Scores(
+        REWARDS,
+        {k: np.asarray(x, np.float32) for k, x in dict(components).items()},
+        np.arange(P * G) < failures,
+        details={name: tuple(map(entry, entries)) for name, entries in dict(details).items()},
+    )
+    texts = {"write": encode, "context": room}
     return attach_fields(
         batch,
         recipe,
-        scores=Scores(
-            REWARDS,
-            reward_components,
-            np.arange(P * G) < failures,
-            details={
-                name: tuple(
-                    x if isinstance(x, str | Episode | None) else np.float32(x) for x in entries
-                )
-                for name, entries in dict(details).items()
-            },
-        ),
+        scores=scores,
         rollout=SimpleNamespace(
-            finish=jnp.array([[0, 1, 1], [1, 0, 1]]), version=jnp.full((P, G, T), 6), **rollout
+            finish=jnp.array([[0, 1, 1], [1, 0, 1]]), version=jnp.full((P, G, T), 6)
         ),
         step=7,
         indices=[9, 4],
         questions=questions(**dict(metadata)) if asked is None else asked,
         texts=Texts(
-            RESPONSES,
-            [[None] * G] * P,
-            encode,
-            lambda tokens: bytes(tokens).decode(),
-            room,
-            write=lambda text: list(text.encode()),
-            context=room,
+            RESPONSES, [[None] * G] * P, encode, lambda x: bytes(x).decode(), room, **texts
         ),
         greedy=greedy or (lambda: pytest.fail("nobody asked for greedy responses")),
     )
-
-
-def test_a_recipe_that_needs_nothing_gets_nothing():
-    batch = bring(jr.recipes.dapo(), reward_components={"a": REWARDS})
-    assert batch.extras == {} and batch.reward_components is None
 
 
 def test_what_the_loop_knows_by_itself():
@@ -144,25 +123,22 @@ def test_what_the_loop_knows_by_itself():
     assert extras["versions"].shape == (P, G, T) and (extras["versions"] == 6).all()
     assert extras["current_version"].tolist() == [7, 7]
     assert extras["greedy_rewards"].tolist() == [0.25, 0.5]
-    kinds = {k: x.dtype.name for k, x in extras.items()}
-    assert kinds == {
-        "prompt_ids": "int32",
-        "truncated": "bool",
-        "versions": "int32",
-        "current_version": "int32",
-        "greedy_rewards": "float32",
-    }
+    kinds = [extras[name].dtype.name for name in names]
+    assert kinds == ["int32", "bool", "int32", "int32", "float32"]
+    assert host_fields(jr.recipes.ppo_max()) == set()
+    batch = bring(jr.recipes.dapo(), components={"a": REWARDS})  # which needs nothing
+    assert batch.extras == {} and batch.reward_components is None
 
 
 def test_a_number_a_rollout_comes_from_the_rewards_components():
     flawed = [0, 1, 0, 1, 0, 0]
-    batch = bring(jr.recipes.fapo(), reward_components={"reward": REWARDS, "flawed": flawed})
+    batch = bring(jr.recipes.fapo(), components={"reward": REWARDS, "flawed": flawed})
     assert batch.extras["flawed"].dtype == bool
     assert batch.extras["flawed"].tolist() == [[False, True, False], [True, False, False]]
     assert batch.reward_components is None
     both = bring(
         needing("budgets", "reward_components"),
-        reward_components={"reward": REWARDS, "style": REWARDS / 2, "budgets": 8 * REWARDS},
+        components={"reward": REWARDS, "style": REWARDS / 2, "budgets": 8 * REWARDS},
     )
     assert both.extras["budgets"].tolist() == (8 * REWARDS).reshape(P, G).tolist()
     assert set(both.reward_components) == {"reward", "style"}  # a budget is no reward
@@ -172,14 +148,14 @@ def test_a_reward_may_have_the_name_of_a_field():
     """It trains, unless the field is read from it."""
     named = ("similarity", "truncated", "margin", "prior", "budgets", "turn_rewards", "prompt_ids")
     rewards = {name: (i + 2) * REWARDS for i, name in enumerate(("right", *named))}
-    batch = bring(jr.recipes.gdpo(), reward_components=rewards)
+    batch = bring(jr.recipes.gdpo(), components=rewards)
     assert set(batch.reward_components) == {"right", *named}
     for name, values in rewards.items():
         np.testing.assert_array_equal(batch.reward_components[name], values.reshape(P, G))
     # A field that the loop or the data have is another array than the reward of its name.
     batch = bring(
         needing("truncated", "prior", "reward_components"),
-        reward_components=rewards,
+        components=rewards,
         metadata={"prior": [0.5, 1]},
     )
     assert set(batch.reward_components) == {"right", *named}
@@ -190,15 +166,12 @@ def test_a_reward_may_have_the_name_of_a_field():
 def test_what_a_reward_returns_for_other_recipes_is_no_reward():
     graded = {"answer_ids": 7 * REWARDS, "flawed": REWARDS, "satisfied": REWARDS}
     steps = {"turn_rewards": [[0.5]] * (P * G), "feedback": ["no"] * (P * G)}
-    given = {"reward_components": {"reward": REWARDS, "style": REWARDS / 2, **graded}}
+    given = {"components": {"reward": REWARDS, "style": REWARDS / 2, **graded}}
     batch = bring(jr.recipes.gdpo(), details=steps, **given)
     assert set(batch.reward_components) == {"reward", "style"}
-    with pytest.raises(
-        ValueError,
-        match="recipe 'gdpo' keeps several rewards apart, but the reward returns only 'answer_ids'"
-        ", 'flawed', 'satisfied', which methods read as fields and not as rewards; return",
-    ):
-        bring(jr.recipes.gdpo(), reward_components=graded)
+    told = "returns only 'answer_ids', 'flawed', 'satisfied', which methods read as fields and not"
+    with pytest.raises(ValueError, match=f"'gdpo' keeps several rewards apart, but .*{told}"):
+        bring(jr.recipes.gdpo(), components=graded)
 
 
 def test_a_number_a_prompt_comes_from_the_metadata():
@@ -206,7 +179,7 @@ def test_a_number_a_prompt_comes_from_the_metadata():
     check_fields(recipe, questions(prior=[0.5, 1]))
     # A column of that name has one number a rollout, which is not what is meant.
     reward_components = {"reward": REWARDS, "prior": REWARDS}
-    for options in ({}, {"reward_components": reward_components}):
+    for options in ({}, {"components": reward_components}):
         batch = bring(recipe, metadata={"prior": [0.5, 1]}, **options)
         assert batch.extras["prior"].tolist() == [0.5, 1.0]
         assert batch.extras["prior"].dtype == np.float32
@@ -217,14 +190,9 @@ def test_names_of_ones_own_come_from_either():
     check_fields(recipe, questions())  # what the reward returns is not known yet
     found = bring(recipe, metadata={"mine": [[1.0, 2.0], [3.0, 4.0]]}).extras["mine"]
     assert found.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    found = bring(recipe, reward_components={"reward": REWARDS, "mine": 2 * REWARDS}).extras["mine"]
+    found = bring(recipe, components={"reward": REWARDS, "mine": 2 * REWARDS}).extras["mine"]
     assert found.shape == (P, G)
-    with pytest.raises(
-        ValueError,
-        match="'plain' needs 'mine'; prompt 'q0' has none in its metadata, and the reward returns "
-        "no mapping that has it",
-    ):
-        bring(recipe)
+    refuses("'q0' has none in its metadata, and the reward", bring, recipe)
 
 
 def episodes(*infos, end="done"):
@@ -307,96 +275,72 @@ def test_what_does_not_come_from_the_reward_is_there_for_stored_responses():
     check_fields(steps, questions())  # which have the rewards of their steps
 
 
+def parts(**components):
+    return {"components": components}
+
+
+def columns(**metadata):
+    return {"metadata": metadata}
+
+
 @for_each(
-    ("names", "options", "words"),
+    ("name", "options", "words"),
     [
+        ("flawed", {}, r"needs 'flawed' \(whether .*\), which is missing from the mapping"),
+        ("flawed", columns(flawed=[True, False]), ", which is missing from the mapping"),
+        ("flawed", parts(right=REWARDS, flawed=REWARDS), "sum of all .*; add an entry 'reward'"),
+        ("flawed", parts(reward=REWARDS, flawed=REWARDS / 2), "0 and 1 in 'flawed' .*; got 0.5"),
+        ("flawed", parts(reward=REWARDS, flawed=[0, 1, 0, 1, np.nan, 0]), "NaN for prompt 'q1'"),
         (
-            ["flawed"],
-            {},
-            r"needs 'flawed' \(whether .*\), which is missing from the mapping that the",
+            "prior",
+            parts(reward=REWARDS, prior=REWARDS),
+            r"\(predicted .*\); prompt 'q0' has none in",
         ),
-        (
-            ["flawed"],
-            {"metadata": {"flawed": [True, False]}},  # a prompt has no flaws
-            ", which is missing from the mapping that the reward returns",
-        ),
-        (
-            ["flawed"],
-            {"reward_components": {"right": REWARDS, "flawed": REWARDS}},
-            "reads 'flawed' from the mapping .* the sum of all entries; add an entry 'reward'",
-        ),
-        (
-            ["flawed"],
-            {"reward_components": {"reward": REWARDS, "flawed": REWARDS / 2}},
-            "needs 0 and 1 in 'flawed' .*; got 0.5",
-        ),
-        (
-            ["flawed"],
-            {"reward_components": {"reward": REWARDS, "flawed": [0, 1, 0, 1, np.nan, 0]}},
-            "needs a number in 'flawed' for every response; the reward gave NaN for prompt 'q1'",
-        ),
-        (
-            ["prior"],
-            {"reward_components": {"reward": REWARDS, "prior": REWARDS}},
-            r"needs 'prior' \(predicted .*\); prompt 'q0' has none in its metadata\.",
-        ),
-        (
-            ["prior"],
-            {"metadata": {"prior": [0.5, "high"]}},
-            "prompt 'q1' has 'high', which is not a finite num",
-        ),
-        (
-            ["prior"],
-            {"metadata": {"prior": [None, 0.5]}},
-            "prompt 'q0' has None, which is not a finite number",
-        ),
-        (
-            ["prior"],
-            {"metadata": {"prior": [0.5, np.nan]}},
-            "prompt 'q1' has nan, which is not a finite number",
-        ),
-        (
-            ["prior"],
-            {"metadata": {"prior": [0.5, [1.0]]}},
-            r"'q1' has \[1.0\], which is not a finite number",
-        ),
-        (
-            ["mine"],
-            {"metadata": {"mine": [[1.0], [1.0, 2.0]]}},
-            r"prompt 'q1' has a value of shape \(2,\), but those before it have shape \(1,\)",
-        ),
-        (
-            ["reward_components"],
-            {},
-            "several rewards apart, but the reward returns one number; r",
-        ),
-        (["reward_components"], {"failures": 6}, "one number, or failed in all 6 calls; return a"),
+        ("prior", columns(prior=[0.5, "high"]), "'q1' has 'high', which is not a finite num"),
+        ("prior", columns(prior=[None, 0.5]), "'q0' has None, which is not a finite number"),
+        ("prior", columns(prior=[0.5, np.nan]), "'q1' has nan, which is not a finite number"),
+        ("prior", columns(prior=[0.5, [1.0]]), r"'q1' has \[1.0\], which is not a finite number"),
+        ("mine", columns(mine=[[1.0], [1.0, 2.0]]), r"'q1' .* shape \(2,\), but .* shape \(1,\)"),
+        ("reward_components", {}, "rewards apart, but the reward returns one number; r"),
+        ("reward_components", {"failures": 6}, "one number, or failed in all 6 calls; return a"),
     ],
 )
-def test_what_is_nowhere_or_no_number_is_one_sentence(names, options, words):
-    recipe = needing(*names, inputs=("mine",) if "mine" in names else ())
-    with pytest.raises(ValueError, match=f"recipe 'plain' .*{words}"):
-        bring(recipe, **options)
+def test_what_is_nowhere_or_no_number_is_one_sentence(name, options, words):
+    recipe = needing(name, inputs=("mine",) if name == "mine" else ())
+    refuses(f"recipe 'plain' .*{words}", bring, recipe, **options)
 
 
 @pytest.mark.slow
 def test_a_run_brings_what_every_preset_needs():
-    refused, rows = {}, questions(prior=[0.5, 0.5], demonstration=["ab", "a"])
+    rows = questions(prior=[0.5, 0.5], demonstration=["ab", "a"])
     for name in (x.preset for x in catalog.CATALOG if x.preset):
-        try:
-            recipe = catalog.preset(name, length=8, num_prompts=P)
-            if not recipe.forward_only:
-                environment = needs_environment(recipe)
-                check_fields(recipe, rows, environment=environment)
-        except ValueError as error:
-            refused[name] = str(error)
-    assert not refused
-    recipe = needing("hot_logp")
-    with pytest.raises(
-        ValueError,
-        match="recipe 'plain' needs 'hot_logp' .* which no training run provides; call train.mak",
-    ):
-        check_fields(recipe, questions())
+        recipe = catalog.preset(name, length=8, num_prompts=P)
+        if not recipe.forward_only:
+            check_fields(recipe, rows, environment=needs_environment(recipe))
+
+
+TRACK = jr.advantages.spo_tracker(num_prompts=P, rho=None)
+VALUES = jr.chain(jr.stateless(jr.advantages.terminal_rewards), jr.stateless(jr.advantages.gae))
+
+
+@for_each(
+    "recipe, words",
+    [
+        (jr.recipes.v05_baseline(), "'v05_baseline' needs 'prior' .* prompt 'q1' has None"),
+        (
+            jr.recipes.spo_tracker(num_prompts=P, rho=0.5).replace(advantage=TRACK),
+            "'spo_tracker' needs 'policy_shift'.*'q0' has none in",
+        ),
+        (needing("hot_logp"), "'hot_logp' .* which no training run provides; call train.mak"),
+        (
+            needing(inputs=("values",)).replace(advantage=VALUES),
+            "needs 'values' .* which no training run provides",
+        ),
+    ],
+)
+def test_what_is_missing_is_told_before_the_first_step(recipe, words):
+    with pytest.raises(ValueError, match=words):
+        check_fields(recipe, questions(prior=[0.5, None]))
 
 
 ENDS = [[3, 4], [2, 4], [4], [4], [2, 3, 4], [1]]
@@ -436,30 +380,22 @@ def test_unit_tests_of_one_attempt_or_of_several():
     assert not batch.extras["turn_where"][0, 0].any()
 
 
+def turns(rewards, ends=None):
+    return {"turn_rewards": [rewards] * 6} | ({} if ends is None else {"turn_ends": [ends] * 6})
+
+
 @for_each(
     ("name", "details", "words"),
     [
         ("trloo", {}, "needs 'turn_rewards' .*; the reward returns no mapping with a list under"),
         ("verpo", {}, "needs 'test_passes' .*; the reward returns no mapping with a list under"),
-        ("trloo", {"turn_rewards": ["good"] * 6}, "'turn_rewards' of .* prompt 'q0' is a text"),
-        (
-            "trloo",
-            {"turn_rewards": [[[1.0]]] * 6},
-            "prompt 'q0' has 2 axes; it must have one number per",
-        ),
-        ("trloo", {"turn_rewards": [[]] * 6}, "is empty; a response has at least one step"),
-        (
-            "trloo",
-            {"turn_rewards": [[1.0, 2.0]] * 6},
-            "has 2 steps, but 'turn_ends' has 1; the reward",
-        ),
-        (
-            "trloo",
-            {"turn_rewards": [[1.0, 2.0]] * 6, "turn_ends": [[3, 2]] * 6},
-            r"has the 'turn_ends' \['3', '2'\], which must be ascending integers up to the 4 char",
-        ),
-        ("trloo", {"turn_rewards": [[1.0]] * 6, "turn_ends": [[2.5]] * 6}, r"\['2.5'\], which"),
-        ("trloo", {"turn_rewards": [[1.0]] * 6, "turn_ends": [[9]] * 6}, r"\['9'\], which must"),
+        ("trloo", turns("good"), "'turn_rewards' of .* prompt 'q0' is a text"),
+        ("trloo", turns([[1.0]]), "prompt 'q0' has 2 axes; it must have one number per"),
+        ("trloo", turns([]), "is empty; a response has at least one step"),
+        ("trloo", turns([1.0, 2.0]), "has 2 steps, but 'turn_ends' has 1; the reward"),
+        ("trloo", turns([1.0, 2.0], [3, 2]), r"\['3', '2'\], .* ascending integers up to the 4 "),
+        ("trloo", turns([1.0], [2.5]), r"\['2.5'\], which"),
+        ("trloo", turns([1.0], [9]), r"\['9'\], which must"),
         ("verpo", {"test_passes": [[0.5]] * 6}, "needs 0 and 1 in 'test_passes' .*; got 0.5"),
     ],
 )
@@ -494,6 +430,9 @@ def test_a_teacher_reads_the_solution_of_a_sibling_or_feedback():
     silent = bring(recipe, details={"feedback": ["no"] * 5 + [" "]}).extras
     assert teacher_texts(silent)[1][2] is None
     # What the model has no room for teaches nothing; the prompt stands in its place.
+    srpo = bring(jr.recipes.srpo()).extras  # the same from a threshold on
+    assert teacher_texts(srpo) == [[a, b, c], [d, e, f]]
+    assert not bring(jr.recipes.srpo(success=1.5)).extras["has_teacher"].any()
     narrow = bring(recipe, room=10).extras
     assert not narrow["has_teacher"].any() and narrow["teacher_prompt_mask"].sum(-1).max() == 2
     assert narrow["teacher_prompt_tokens"].shape == (P, G, 16)
@@ -514,17 +453,10 @@ def test_an_answer_stands_behind_what_a_recipe_puts_before_it():
     bring(recipe, details=turns, asked=asked, room=6)
     with pytest.raises(ValueError, match="'igpo': prompt 'q0' has 3 tokens and its answer 4, .* 6"):
         bring(recipe, details=turns, asked=asked, room=6, prompt_length=3)
-    with pytest.raises(ValueError, match="answer_texts: prompt 'q0' has the answer None"):
-        bring(recipe, details=turns)
+    refuses("answer_texts: prompt 'q0' has the answer None", bring, recipe, details=turns)
     blank = Computed("answer_texts", lambda texts: [("", "")] * P, "responses")
     with pytest.raises(ValueError, match="'igpo': the answer of prompt 'q0' has no token"):
         bring(recipe.replace(computed=(blank,)), details=turns)
-
-
-def test_srpo_has_the_prompts_of_sdpo_from_its_threshold_on():
-    extras = bring(jr.recipes.srpo()).extras
-    assert teacher_texts(extras) == teacher_texts(bring(jr.recipes.sdpo()).extras)
-    assert not bring(jr.recipes.srpo(success=1.5)).extras["has_teacher"].any()
 
 
 def test_what_is_computed_of_the_responses():
@@ -538,95 +470,40 @@ def test_what_is_computed_of_the_responses():
     assert bring(recipe).extras["mine"].tolist() == [[4, 4, 4], [4, 4, 1]]
     with pytest.raises(ValueError, match="no function reads computed 'unread' .responses."):
         needing("mine", computed=(*computed, Computed("unread", lengths, "responses")))
-    few = needing("has_teacher", computed=jr.recipes.sdpo().computed).replace(
-        computed=(
-            Computed("teacher_texts", lambda texts: [["one"]], "responses"),
-            *jr.recipes.sdpo().computed[1:],
-        ),
-    )
-    with pytest.raises(ValueError, match="teacher_texts has 1 messages, but the batch has 2 x 3"):
-        bring(few)
-
-
-def test_metadata_that_is_missing_is_told_before_the_first_step():
-    with pytest.raises(ValueError, match="'v05_baseline' needs 'prior' .* prompt 'q1' has None"):
-        check_fields(jr.recipes.v05_baseline(), questions(prior=[0.5, None]))
-    track = jr.advantages.spo_tracker(num_prompts=P, rho=None)
-    adapts = jr.recipes.spo_tracker(num_prompts=P, rho=0.5).replace(advantage=track)
-    with pytest.raises(ValueError, match="'spo_tracker' needs 'policy_shift'.*'q0' has none in"):
-        check_fields(adapts, questions())
-
-
-def test_values_of_a_critic_are_computed_and_those_of_nobody_refused():
-    gae = jr.chain(
-        jr.stateless(jr.advantages.terminal_rewards),
-        jr.stateless(jr.advantages.gae),
-        jr.stateless(jr.advantages.whiten),
-    )
-    assert host_fields(jr.recipes.ppo_max()) == set()
-    values = Recipe(
-        name="plain", advantage=gae, surrogate=jr.surrogates.ppo_clip, inputs=("values",)
-    )
-    with pytest.raises(ValueError, match="needs 'values' .* which no training run provides"):
-        check_fields(values, questions())
+    of_teacher = jr.recipes.sdpo().computed
+    one = Computed("teacher_texts", lambda texts: [["one"]], "responses")
+    few = needing("has_teacher", computed=of_teacher).replace(computed=(one, *of_teacher[1:]))
+    refuses("teacher_texts has 1 messages, but the batch has 2 x 3", bring, few)
 
 
 QUESTIONS = [Question(Prompt("What?", id="a"), [1]), Question(Prompt("Who?"), [1])]
 
 
-def recipe_of(name):
-    return catalog.preset(name, length=4, num_prompts=2)
+BETWEEN = r"rewards in \[0, 1\]; "
+COUNTED = r"rewards of 0 and 1, which .*dars_extra_rollouts.*; "
+KEEPS = jr.recipes.grpo().replace(name="own", curation=jr.stateless(jr.curation.dars_keep))
 
 
-@for_each("name, value", itertools.product(["spo_tracker", "mssr", "v05_baseline"], [1.5, -1.0]))
-def test_a_success_rate_takes_rewards_between_0_and_1(name, value):
-    recipe = recipe_of(name)
-    good = np.array([[0.0, 1.0], [0.5, 0.25]], np.float32)
-    check_rewards(recipe, good, QUESTIONS)
-    # Three float32 parts of 0.1, 0.2 and 0.7 may add up to the next number above 1.
-    check_rewards(recipe, np.nextafter(good, np.float32(2)), QUESTIONS)
-    good[1, 0] = value
-    words = rf"^recipe '{name}' is only defined for rewards in \[0, 1\]; "
-    with pytest.raises(ValueError, match=words + rf"prompt 'Who\?' has a reward of {value:g}\.$"):
-        check_rewards(recipe, good, QUESTIONS)
-
-
-def test_maxrl_takes_any_reward_from_0_on():
-    recipe, rewards = recipe_of("maxrl"), np.array([[0.0, 40.0]], np.float32)
+@for_each(
+    "recipe, good, bad, words",
+    [
+        *((x, 0.25, 1.5, BETWEEN) for x in ("spo_tracker", "mssr", "v05_baseline")),
+        *((x, 0.25, -0.5, BETWEEN) for x in ("mopps", "v0_budget", "dots", "spo_tracker")),
+        ("maxrl", 40.0, -40.0, "rewards of at least 0; "),
+        *(("dars", 1.0, x, COUNTED) for x in (0.5, 1 / 3, 2.0, -1.0)),
+        (KEEPS, 1.0, 0.5, "rewards of 0 and 1, which dars_keep counts; "),
+        ("grpo", -7.0, None, ""),
+    ],
+)
+def test_a_method_takes_the_rewards_that_it_is_defined_for(recipe, good, bad, words):
+    if isinstance(recipe, str):
+        recipe = catalog.preset(recipe, length=4, num_prompts=2)
+    rewards = np.array([[0.0, 1.0], [good, 1.0]], np.float32)
     check_rewards(recipe, rewards, QUESTIONS)
-    with pytest.raises(
-        ValueError, match="only defined for rewards of at least 0; prompt 'a' has a reward of -40"
-    ):
-        check_rewards(recipe, -rewards, QUESTIONS)
-
-
-@for_each("value", [0.5, 1 / 3, 2.0, -1.0])
-def test_a_count_of_right_answers_takes_rewards_of_0_and_1(value):
-    recipe, rewards = recipe_of("dars"), np.array([[0.0, 1.0], [1.0, 1.0]], np.float32)
+    # Three float32 parts of 0.1, 0.2 and 0.7 may add up to the next number above 1.
     check_rewards(recipe, np.nextafter(rewards, np.float32(2)), QUESTIONS)
-    rewards[1, 0] = value
-    words = r"^recipe 'dars' is only defined for rewards of 0 and 1, which .*dars_extra_rollouts.*"
-    with pytest.raises(ValueError, match=words + rf"; prompt 'Who\?' has .* {value:g}\.$"):
-        check_rewards(recipe, rewards, QUESTIONS)
-    own = jr.recipes.grpo().replace(curation=jr.stateless(jr.curation.dars_keep))
-    with pytest.raises(ValueError, match="0 and 1, which dars_keep counts; prompt"):
-        check_rewards(own, rewards, QUESTIONS)
-
-
-@for_each("name, value", itertools.product(["mopps", "v0_budget", "dots"], [1.5, -0.5]))
-def test_a_collector_of_success_rates_states_its_range(name, value):
-    with pytest.raises(ValueError, match=r"rewards in \[0, 1\]; prompt 'Who\?' has a reward of"):
-        check_rewards(recipe_of(name), np.array([[0.0, 1.0], [0.5, value]], np.float32), QUESTIONS)
-
-
-def test_other_methods_take_any_reward():
-    check_rewards(jr.recipes.grpo(), np.array([[-7.0, 9.0]], np.float32), QUESTIONS)
-
-
-@pytest.mark.slow
-def test_a_run_is_told_the_prompt(tmp_path):
-    config = tiny_run(tmp_path, recipe="maxrl", reward=lambda *_: -1.0, steps=1)
-    with pytest.raises(
-        ValueError, match="recipe 'maxrl' .* only defined for .* at least 0; prompt .* of -1"
-    ):
-        train(config)
+    if bad is not None:
+        rewards[1, 0] = bad
+        told = rf"prompt 'Who\?' has a reward of {bad:g}\.$"
+        with pytest.raises(ValueError, match=f"^recipe '{recipe.name}' .*for {words}{told}"):
+            check_rewards(recipe, rewards, QUESTIONS)

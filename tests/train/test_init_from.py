@@ -7,9 +7,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from helpers import refuses
 from rows import for_each
+from test_checkpoint import assert_same
 from tiny_run import CONFIG, tiny_run, wide_model
 
 import jaxrl_llm as jr
@@ -34,13 +35,6 @@ def left_by(folder, *, step=None):
     return Checkpoints(folder / "checkpoints", model=model).restore_policy(params, step=step)
 
 
-def assert_same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype
-        np.testing.assert_array_equal(x, y)
-
-
 def named(folder, monkeypatch):
     """The tiny model with other weights, as one that has a name."""
     model, params, tokenizer = CONFIG.model()
@@ -50,8 +44,9 @@ def named(folder, monkeypatch):
     return str(folder / "model")
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)])
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize(
+    ("mesh", "dtype"), [(MeshConfig(), None), (MeshConfig(data=2, fsdp=2, tensor=2), "bfloat16")]
+)
 def test_the_policy_is_the_one_that_the_run_left(first, tmp_path, monkeypatch, mesh, dtype):
     """Of a function or a name, whose weights are not those, on any mesh and in any precision."""
     changes = {} if dtype is None else {"model": named(tmp_path, monkeypatch), "dtype": dtype}
@@ -126,7 +121,7 @@ config = dataclasses.replace(CONFIG, steps=1, evaluation=EvaluationConfig(sample
 
 @pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["dr_grpo", "grpo", "brorl"])
+@pytest.mark.parametrize("recipe", ["grpo", "brorl"])
 def test_the_first_run_may_go_unless_it_is_needed(first, tmp_path, capsys, recipe):
     """All commands need only the checkpoint of the run, but for a resume with a reference."""
     start = shutil.copytree(first, tmp_path / "start")
@@ -149,35 +144,24 @@ def test_the_first_run_may_go_unless_it_is_needed(first, tmp_path, capsys, recip
 
 
 def test_what_a_run_cannot_start_from(first, tmp_path):
-    def load(**changes):
-        return load_model(tiny_run(tmp_path / "run", **changes), None)
+    def load(start, **changes):
+        return load_model(tiny_run(tmp_path / "run", init_from=start, **changes), None)
 
-    with pytest.raises(ValueError, match="init_from '.*nowhere': There is no checkpoint in '.*'"):
-        load(init_from=str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="no checkpoint of step 7 in .*; there are 1, 2"):
-        load(init_from=str(first / "checkpoints" / "step_00000007"))
+    missing = "init_from '.*nowhere': There is no checkpoint in '.*'"
+    refuses(missing, load, str(tmp_path / "nowhere"))
+    seventh = str(first / "checkpoints" / "step_00000007")
+    refuses("no checkpoint of step 7 in .*; there are 1, 2", load, seventh)
     other = "init_from .* belongs to another model or adapter: .* export the model and name it"
-    with pytest.raises(ValueError, match=other):
-        load(init_from=str(first), model=wide_model)
+    refuses(other, load, str(first), model=wide_model)
     broken = shutil.copytree(first, tmp_path / "broken")
     for file in broken.rglob("record.json"):
         file.write_text("{}")
-    with pytest.warns(UserWarning), pytest.raises(CheckpointError, match="config: init_from '.*b"):
-        load(init_from=str(broken))
-    with pytest.raises(TypeError, match="config: init_from must be a string; got 3"):
-        load(init_from=3)
-    with pytest.raises(ValueError, match="config: init_from must name a folder; got ' '"):
-        load(init_from=" ")
-    for inside in ("run", "run/checkpoints/step_00000001"):
-        with pytest.raises(ValueError, match="init_from '.*' must be another run than run_dir"):
-            load(init_from=str(tmp_path / inside))
-
-
-@pytest.mark.slow
-def test_a_run_does_not_start_from_an_adapter(tmp_path):
-    train(tiny_run(tmp_path / "adapter", steps=1, lora=LoRAConfig(rank=1)))
-    with pytest.raises(ValueError, match="init_from .* belongs to another model or adapter: "):
-        load_model(tiny_run(tmp_path / "run", init_from=str(tmp_path / "adapter")), None)
+    with pytest.warns(UserWarning):
+        refuses("config: init_from '.*b", load, str(broken), error=CheckpointError)
+    refuses("config: init_from must be a string; got 3", load, 3, error=TypeError)
+    refuses("config: init_from must name a folder; got ' '", load, " ")
+    own = str(tmp_path / "run/checkpoints/step_00000001")
+    refuses("init_from '.*' must be another run than run_dir", load, own)
 
 
 def test_weights_in_numpy(first, tmp_path):

@@ -37,19 +37,15 @@ def batch_of(seed, ids, **extras):
 BATCHES = [batch_of(0, [1, 4]), batch_of(1, [4, 2]), batch_of(2, [1, 4])]
 
 
-def played(**options):
+@pytest.fixture(scope="module")
+def states():
     """The states of three steps, the first before them."""
     state = init_state(PARAMS, OPTIMIZER, RECIPE, key=jax.random.key(0))
-    step = make_step(MODEL, RECIPE, OPTIMIZER, temperature=0.8, donate=False, **options)
+    step = make_step(MODEL, RECIPE, OPTIMIZER, temperature=0.8, donate=False, microbatches=2)
     states = [state]
     for batch in BATCHES:
         states.append(step(states[-1], batch)[0])
     return states
-
-
-@pytest.fixture(scope="module")
-def states():
-    return played()
 
 
 def test_the_tracker_forgets_by_the_shift_since_the_last_visit(states):
@@ -84,16 +80,6 @@ def test_the_tracker_forgets_by_the_shift_since_the_last_visit(states):
 
 
 @pytest.mark.slow
-def test_microbatches_change_nothing(states):
-    got = played(microbatches=2)[-1].algo_state
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        got,
-        states[-1].algo_state,
-    )
-
-
-@pytest.mark.slow
 def test_a_shift_that_the_batch_brings_is_taken():
     batch = batch_of(0, [1, 4], policy_shift=jnp.array([0.0, 0.06]))
     state = init_state(PARAMS, OPTIMIZER, RECIPE, key=jax.random.key(0))
@@ -110,22 +96,21 @@ def test_a_shift_that_the_batch_brings_is_taken():
 def test_a_run_draws_prompts_by_the_rates_that_training_tracks(tmp_path):
     sampling = SamplingConfig(group_size=1, max_new_tokens=4)
     result = train(tiny_run(tmp_path, recipe="spo_tracker", steps=2, sampling=sampling))
-    state = result.state
-    tracked = state.algo_state.advantage
     # That of before the last batch, to which the collector has added its outcomes.
-    belief = state.collector_state
+    tracked, belief = result.state.algo_state.advantage, result.state.collector_state
     total = np.asarray(tracked.alpha + tracked.beta)
     visited = total != 1.0
     assert total[visited].min() > 0.875 * 8  # from eight rollouts each
-    assert result.history[0]["rollouts_sampled"] == 4 * 9
-    assert 4 <= visited.sum() <= 8
+    assert result.history[0]["rollouts_sampled"] == 4 * 9 and 4 <= visited.sum() <= 8
     np.testing.assert_array_equal(belief.alpha + belief.beta != 1.0, visited)
+
+
+def test_a_belief_that_a_collector_follows_is_of_its_data_set():
     follows = jr.recipes.spo_tracker(num_prompts=3, length=4).collector
     new = follows.follow(follows.init(3), jr.advantages.BetaTracker(np.ones(3), np.zeros(3)))
     assert new.alpha.tolist() == [1.0] * 3 and new.beta.tolist() == [0.0] * 3
     with pytest.raises(ValueError, match="it follows a belief about 2 prompts; the data set has 3"):
         follows.follow(new, jr.advantages.BetaTracker(np.ones(2), np.zeros(2)))
     with pytest.raises(ValueError, match="cannot be a part of another collector"):
-        jr.recipes.dapo().replace(
-            collector=jr.curation.refill(jr.curation.informative_groups, source=follows)
-        )
+        refill = jr.curation.refill(jr.curation.informative_groups, source=follows)
+        jr.recipes.dapo().replace(collector=refill)

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers import refuses
 from rows import for_each
 from tiny_run import low_bytes, tiny_run
 
@@ -66,8 +67,7 @@ def test_a_row_that_cannot_be_graded_is_refused_before_the_model_is_loaded(tmp_p
         r"others: 'two' is no number; set data.unreadable to \"drop\" to leave such rows out\.$"
     )
     for resume in (False, True):
-        with pytest.raises(ValueError, match=told):
-            train(config, resume=resume)
+        refuses(told, train, config, resume=resume)
     assert not (tmp_path / "run").exists()
     with pytest.raises(
         RewardError, match=r"raised KeyError on row 'rows.jsonl:0' \(line 1 of .*\): 'sol"
@@ -104,8 +104,7 @@ def test_rows_that_are_graded_are_read_and_no_others(tmp_path):
     with pytest.raises(ValueError, match="data: unreadable has no effect without a reward"):
         of(tmp_path, answers(1), "drop", reward=None, recipe="dpo")
     for option in ("unreadable", "too_long"):
-        with pytest.raises(ValueError, match=f"data: {option} must be one of"):
-            DataConfig(prompts="a.jsonl", **{option: "skip"})
+        refuses(f"data: {option} must be one of", DataConfig, prompts="a.jsonl", **{option: "skip"})
 
 
 def test_a_slow_check_is_told(tmp_path, monkeypatch):
@@ -206,16 +205,6 @@ def test_long_responses_by_each_rule(tmp_path, kind):
         tokens, finish, _ = after[f"rows.jsonl:{n}", member]
         assert bytes(tokens).decode() == "abcdefgh"[:MOST] and finish == LENGTH
     assert {finish for _, finish, _ in before.values()} == {1}
-
-
-@pytest.mark.slow
-def test_a_demonstration_is_cut_in_a_run(tmp_path):
-    lines = []
-    one = SamplingConfig(group_size=1, max_new_tokens=MOST)
-    config = of_rows(tmp_path, "sft", "truncate", steps=1, sampling=one)
-    result = train(config, log=lines.append)
-    assert any("8 questions to train on, 0 held out; 3 cut that are too long" in x for x in lines)
-    assert np.isfinite(result.history[-1]["loss"]) and result.history[-1]["truncated"] > 0
 
 
 @for_each("rule, count", [("drop", 6), ("truncate", 8)])

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fresh import fresh
+from helpers import refuses
 from rows import for_each
 from test_checkpoint import assert_same, truncate
 from tiny_run import CONFIG, begun, low_bytes, tiny_run, wide_model
@@ -138,10 +139,7 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(whole_run, tmp_path):
 def test_held_out_questions_are_never_trained_on(tmp_path):
     log, lines = [], []
     config = tiny_run(
-        tmp_path,
-        reward=remember(log),
-        evaluation=EvaluationConfig(samples=3, every=1),
-        steps=2,
+        tmp_path, reward=remember(log), evaluation=EvaluationConfig(samples=3, every=1), steps=2
     )
     result = train(config, log=lines.append)
     # Behind the first batch: greedy, two questions, before the first step.
@@ -224,8 +222,7 @@ def test_a_batch_all_of_whose_calls_fail_ends_the_run(tmp_path, evaluates, what)
 
     evaluation = EvaluationConfig(enabled=evaluates)
     config = tiny_run(tmp_path, reward=away, reward_on_error="drop", evaluation=evaluation)
-    with pytest.raises(RewardError, match=f"on all {what}.*; the first raised OSError"):
-        train(config)
+    refuses(f"on all {what}.*; the first raised OSError", train, config, error=RewardError)
 
 
 def sampling(new_tokens):
@@ -413,8 +410,7 @@ def test_the_reference_may_be_another_model_such_as_a_soup(tmp_path):
     with pytest.raises(ValueError, match="reference has no effect: recipe 'dr_grpo' reads none"):
         config("none", reference=soup, recipe="dr_grpo")
     wide = config("wide", reference=wide_model)
-    with pytest.raises(ValueError, match="model and reference must have the same shapes"):
-        train(wide)
+    refuses("model and reference must have the same shapes", train, wide)
 
 
 @pytest.mark.slow
@@ -462,8 +458,7 @@ def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(whole_run, tmp_path
         return low_bytes(prompt, completion, metadata)
 
     config = tiny_run(tmp_path, reward=reward)
-    with pytest.raises(RewardError, match="the judge is away"):
-        train(config, log=lines.append)
+    refuses("the judge is away", train, config, error=RewardError, log=lines.append)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
     assert any("the state after step 2 is saved, for --resume" in line for line in lines)
     assert_same(train(config, resume=True).state, expected.state)
@@ -565,72 +560,52 @@ def test_a_run_that_scans_the_layers_learns_the_same(tmp_path, monkeypatch):
 MESH = MeshConfig(data=2, fsdp=2, tensor=2)
 
 
-@pytest.mark.of_many
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh", "samples", "named", "mode"),
-    [
-        (MeshConfig(), 5, False, None),
-        (MESH, None, True, "int8"),
-    ],
-)
-def test_programs_are_compiled_side_by_side_and_once(
-    tmp_path, monkeypatch, mesh, samples, named, mode
-):
-    """The greedy sampler beside that of rollouts, and the step while the evaluation decodes.
+def test_programs_are_compiled_side_by_side_and_once(tmp_path, monkeypatch):
+    """The samplers while the weights of a named model are read, and the step beside a sampler.
 
-    A sampled evaluation of other rollouts, or of other weights than rounded ones, is compiled
-    beside the greedy one. The samplers of a named model are compiled while its weights are read.
+    Of rounded weights the rollouts have a sampler of their own.
     """
-    threads = collections.defaultdict(list)
+    threads, while_reading = collections.defaultdict(list), []
+    load_params = loading.load_params
 
     def listen(event, seconds, fun_name="", **_):
         if event == "/jax/core/compile/backend_compile_duration":
-            threads[fun_name.removeprefix("jit(").removesuffix(")")].append(
-                threading.current_thread().name
-            )
+            name = fun_name.removeprefix("jit(").removesuffix(")")
+            threads[name].append(threading.current_thread().name)
 
-    # Sizes of no other test, nor of another case.
-    sizes = {"max_new_tokens": 7 if samples is None else 9, "group_size": 4 if named else 3}
-    sampling = dataclasses.replace(CONFIG.sampling, quantization=mode, **sizes)
+    def read(*args, **options):
+        while_reading.extend(thread.name for thread in threading.enumerate())
+        return load_params(*args, **options)
+
+    monkeypatch.setattr(loading, "load_params", read)
+    # Sizes of no other test.
+    sizes = {"quantization": "int8", "max_new_tokens": 7, "group_size": 4}
     changes = {
-        "sampling": sampling,
-        "evaluation": EvaluationConfig(samples=samples),
-        "mesh": mesh,
+        "model": saved_model(tmp_path, monkeypatch),
+        "sampling": dataclasses.replace(CONFIG.sampling, **sizes),
+        "evaluation": EvaluationConfig(),
+        "mesh": MESH,
         "steps": 2,
-    } | data(held_out=0.5)
-    while_reading = []
-    if named:
-        changes["model"] = saved_model(tmp_path, monkeypatch)
-        load_params = loading.load_params
-
-        def read(*args, **options):
-            while_reading.extend(thread.name for thread in threading.enumerate())
-            return load_params(*args, **options)
-
-        monkeypatch.setattr(loading, "load_params", read)
+    }
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        train(tiny_run(tmp_path / "run", **changes))
+        train(tiny_run(tmp_path / "run", **changes, **data(held_out=0.5)))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    apart = samples is not None or mode is not None
-    aside = ["compile a sampler"] * (1 + named + apart)
-    assert sorted(threads["decode"]) == ["MainThread"] * (not named) + aside
-    assert while_reading.count("compile a sampler") == 2 * named
+    assert threads["decode"] == ["compile a sampler"] * 3
+    assert while_reading.count("compile a sampler") == 2
     assert threads["step"] == ["compile a step"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "evaluates"), [("dr_grpo", True), ("eggroll", False)])
-def test_a_named_model_trains_and_resumes_as_that_of_a_function(
-    tmp_path, monkeypatch, recipe, evaluates
-):
+@pytest.mark.parametrize("recipe", ["dr_grpo", "eggroll"])
+def test_a_named_model_trains_and_resumes_as_that_of_a_function(tmp_path, monkeypatch, recipe):
     changes = {
         "recipe": jr.recipes.eggroll(sigma=0.1) if recipe == "eggroll" else recipe,
         "remat": "full",
         "data": dataclasses.replace(CONFIG.data, held_out=0.5),
-        "evaluation": EvaluationConfig(enabled=evaluates),
+        "evaluation": EvaluationConfig(enabled=recipe == "dr_grpo"),
         "sampling": dataclasses.replace(CONFIG.sampling, group_size=4),
     }
     model = saved_model(tmp_path, monkeypatch)
