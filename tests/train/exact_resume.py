@@ -19,6 +19,7 @@ def assert_resumes(config, whole, folder, *, first=1):
     for path in (folder / "checkpoints").glob("step_*"):
         if int(path.name.removeprefix("step_")) > first:
             shutil.rmtree(path)
+    assert (folder / "checkpoints" / f"step_{first:08d}").is_dir()  # else it would begin anew
     again = train(dataclasses.replace(config, run_dir=str(folder)), resume=True)
     assert_same(again.state, whole.state)
     assert again.state.data_cursor == whole.state.data_cursor

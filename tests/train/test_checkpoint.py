@@ -661,17 +661,17 @@ def test_a_step_may_be_rated_after_it_is_saved(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_keeps_its_best_of_evaluations_alike(tmp_path):
-    def rewards(offset):
-        def reward(prompt, completion, metadata):
-            return offset + len(completion) % 2
+    def five(prompt, completion, metadata):
+        return 5.0 + len(completion) % 2
 
-        return reward
+    def one(prompt, completion, metadata):
+        return 1.0 + len(completion) % 2
 
     options = {
         "checkpoint": CheckpointConfig(every=1, keep=1, best="greedy"),
         "evaluation": EvaluationConfig(every=1),
     }
-    done = train(tiny_run(tmp_path, reward=rewards(5.0), steps=3, **options))
+    done = train(tiny_run(tmp_path, reward=five, steps=3, **options))
     means = {r["step"]: r["held_out"]["greedy"]["mean"] for r in done.history if "held_out" in r}
     del means[0]
     folder = Checkpoints(tmp_path / "checkpoints", model=None, best="greedy")
@@ -679,7 +679,7 @@ def test_a_run_keeps_its_best_of_evaluations_alike(tmp_path):
     assert folder.steps() == sorted({best_of({s: means[s] for s in (1, 2)}), 3})
     assert folder.best_step() == best_of({s: m for s, m in means.items() if s in folder.steps()})
     lines: list[str] = []
-    config = tiny_run(tmp_path, reward=rewards(1.0), steps=5, **options)
+    config = tiny_run(tmp_path, reward=one, steps=5, **options)
     train(config, resume=True, allow_changed=True, log=lines.append)
     assert "The best checkpoint is found anew, by other settings: reward." in lines
     # That of the step from which the run resumed was evaluated again.

@@ -45,10 +45,6 @@ batch_reward.patience = 60.0
 OFFLINE = {"recipe": "dpo", "reward": None}  # of a run that samples nothing
 
 
-def rows_of(table):
-    return [(kind, *row) for kind, rows in table.items() for row in rows]
-
-
 REFUSED = {
     DataConfig: [
         ({"prompts": "gym:x", "held_out": 1.0}, "held_out must be a share below 1"),
@@ -125,47 +121,34 @@ REFUSED = {
 }
 
 
-@for_each("kind, options, message", rows_of(REFUSED))
+@for_each("kind, options, message", [(k, *row) for k, rows in REFUSED.items() for row in rows])
 def test_options_that_make_no_sense_are_refused(kind, options, message):
     refuses(message, kind, **options)
 
 
-MISTYPED = {
-    SamplingConfig: [
-        ({"top_k": 1.5}, "sampling: top_k must be an integer; got 1.5"),
-        ({"group_size": True}, "sampling: group_size must be an integer; got True"),
-        ({"denoising": 3}, "sampling: denoising must be of type DenoisingOptions; got 3"),
-    ],
-    OptimizerConfig: [
-        ({"learning_rate": "1"}, "learning_rate must be a number; got '1'"),
-        ({"learning_rate": None}, "learning_rate must be a number; got None"),
-    ],
-    CheckpointConfig: [({"every": 2.5}, "checkpoint: every must be an integer; got 2.5")],
-    EvaluationConfig: [({"limit": float("inf")}, "limit must be an integer; got inf")],
-    MeshConfig: [({"fsdp": 1e30}, r"mesh: fsdp must be an integer; got 1e\+30")],
-    LoRAConfig: [({"rank": True}, "lora: rank must be an integer; got True")],
-    ReportConfig: [
-        ({"sinks": "wandb"}, "sinks must be a tuple; got 'wandb'"),
-        ({"profile": [2]}, "profile must be a tuple"),
-    ],
-}
-
-
-@for_each("kind, options, message", rows_of(MISTYPED))
-def test_a_value_of_another_type_is_refused(kind, options, message):
-    refuses(message, kind, error=TypeError, **options)
+RUN = functools.partial(dataclasses.replace, CONFIG)
 
 
 @for_each(
-    ("changes", "message"),
+    "kind, options, message",
     [
-        ({"data": "x.jsonl"}, "config: data must be of type DataConfig; got 'x.jsonl'"),
-        ({"recipe": (1, 2)}, r"recipe must be a recipe or the name of a preset; got \(1, 2\)"),
-        ({"run_dir": None}, "config: run_dir must be a string; got None"),
+        (SamplingConfig, {"top_k": 1.5}, "sampling: top_k must be an integer; got 1.5"),
+        (SamplingConfig, {"group_size": True}, "group_size must be an integer; got True"),
+        (SamplingConfig, {"denoising": 3}, "denoising must be of type DenoisingOptions; got 3"),
+        (OptimizerConfig, {"learning_rate": "1"}, "learning_rate must be a number; got '1'"),
+        (OptimizerConfig, {"learning_rate": None}, "learning_rate must be a number; got None"),
+        (EvaluationConfig, {"limit": float("inf")}, "limit must be an integer; got inf"),
+        (MeshConfig, {"fsdp": 1e30}, r"mesh: fsdp must be an integer; got 1e\+30"),
+        (LoRAConfig, {"rank": True}, "lora: rank must be an integer; got True"),
+        (ReportConfig, {"sinks": "wandb"}, "sinks must be a tuple; got 'wandb'"),
+        (ReportConfig, {"profile": [2]}, "profile must be a tuple"),
+        (RUN, {"data": "x.jsonl"}, "config: data must be of type DataConfig; got 'x.jsonl'"),
+        (RUN, {"recipe": (1, 2)}, r"a recipe or the name of a preset; got \(1, 2\)"),
+        (RUN, {"run_dir": None}, "config: run_dir must be a string; got None"),
     ],
 )
-def test_what_is_no_section_of_a_run_is_refused(changes, message):
-    refuses(message, dataclasses.replace, CONFIG, error=TypeError, **changes)
+def test_a_value_of_another_type_is_refused(kind, options, message):
+    refuses(message, kind, error=TypeError, **options)
 
 
 def sampled(group_size=2, **options):

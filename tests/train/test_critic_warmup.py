@@ -280,7 +280,7 @@ def test_a_resume_in_the_warmup_is_exact(tmp_path):
         recipe=jr.recipes.ppo_max(critic_warmup=2),
         critic=CRITIC,
         steps=3,
-        checkpoint=CheckpointConfig(every=1),
+        checkpoint=CheckpointConfig(every=1, keep=3),
     )
     again = assert_resumes(config, train(config), tmp_path / "run")
     assert [row["withheld"] for row in again.history] == [1, 1, 0]

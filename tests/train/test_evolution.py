@@ -346,7 +346,8 @@ class Reversed(type(jr.curation.in_order())):
 
 @pytest.mark.slow
 def test_a_collector_that_rearranges_members_is_refused(tmp_path):
-    recipe, sampling = RECIPE.replace(collector=Reversed()), SamplingConfig(4, max_new_tokens=2)
+    recipe = RECIPE.replace(collector=Reversed())
+    sampling = SamplingConfig(group_size=4, max_new_tokens=2)
     with pytest.raises(ValueError, match="'eggroll' draws the noise .* rearranges members"):
         train(evolving(tmp_path, recipe, sampling=sampling))
 
