@@ -121,7 +121,8 @@ def explain(name: str, beside: str = "grpo") -> str:
             lines += [f"      {line}".rstrip() for line in each.formula]
         lines.append("")
     lines += wrapped(f"As in {beside}: {', '.join(alike)}", 0) if alike else []
-    return "\n".join([f"{name}: {doc.splitlines()[0]}", *_about(name), "", *lines]).rstrip()
+    head = [f"{name}: {doc.splitlines()[0]}", *_about(name), *_cost(name)]
+    return "\n".join([*head, "", *lines]).rstrip()
 
 
 def slots(name: str, beside: str = "grpo") -> list[Slot]:
@@ -153,6 +154,17 @@ def _about(name: str) -> Iterator[str]:
         yield f"https://arxiv.org/abs/{method.arxiv}, read from {method.confidence}"
     for peer, names in catalog.names_at_peers(method.key).items():
         yield from wrapped(f"{peer}: {', '.join(names)}", 0)
+
+
+def _cost(name: str) -> list[str]:
+    """What a batch of a preset costs besides its optimizer steps."""
+    if name in catalog.EVOLUTION_PRESETS:
+        return []
+    from jaxrl_llm.train.update.cost import describe
+
+    recipe = catalog.preset(name, length=LENGTH)
+    text = describe(recipe, epochs=recipe.epochs, minibatches=recipe.minibatches)
+    return wrapped(text, 0)
 
 
 def _functions(value: Any) -> Iterator[tuple[Callable, Mapping[str, Any]]]:

@@ -34,8 +34,8 @@ from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, sc
 from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.denoising import draws_of_pass
-from jaxrl_llm.train.policy_gradient import prepare_key
 from jaxrl_llm.train.score import ModelScores
+from jaxrl_llm.train.update.part import prepare_key
 
 # Temperature of the policy in the train step: at 1, a step that ignores it would pass.
 TEMPERATURE = 0.7

@@ -31,7 +31,6 @@ from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.model_rewards import judge, reward_model
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.policy_gradient import (
-    Gradients,
     apply_gradients,
     make_gradients,
     make_scorer,
@@ -50,6 +49,7 @@ from jaxrl_llm.train.teachers import (
     TokenTeacher,
     write_scores,
 )
+from jaxrl_llm.train.update.part import Gradients
 
 __all__ = [
     "Accuracy",

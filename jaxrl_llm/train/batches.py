@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import checks, masking, trees
+from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.flat_packing import LEAST_SAVED, plan_flat
 from jaxrl_llm.core.packing import FlatPacking, Layout, Tree, plan_packing, plan_tree
-from jaxrl_llm.corrections import sequential_factor, turn_order
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import keep_apart, spread_update
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.train.mesh import check_batch
 
 PACKING = ("auto", "flat", "always", "tree", "never")
@@ -167,7 +165,7 @@ def run_passes(
 
     def update_part(carry, part: Batch):
         carry, (metrics, logp) = update(carry, part, jnp.any(part.mask))
-        return carry, (metrics, logp, _is_there(metrics), _sizes(part))
+        return carry, (metrics, logp, took_part(metrics), batch_sizes(part))
 
     if passes.updates == 1:
         part = batch if of_pass is None else of_pass(batch, jnp.int32(0))
@@ -187,12 +185,12 @@ def run_passes(
     return carry, (summarize_updates(history, count, there, sizes), logp)
 
 
-def _is_there(metrics: dict[str, Array]) -> Array:
+def took_part(metrics: dict[str, Array]) -> Array:
     """Whether an update had anything to train on: its step was then made, skipped or withheld."""
     return metrics["updates"] + metrics["skipped"] + metrics.get("withheld", 0.0) > 0
 
 
-def _sizes(part: Batch) -> dict[str, Array]:
+def batch_sizes(part: Batch) -> dict[str, Array]:
     """Numbers of rollouts and groups that take part, and of responses with a token to train on."""
     present = {
         "rollouts": part.where,
@@ -200,55 +198,6 @@ def _sizes(part: Batch) -> dict[str, Array]:
         "responses": part.where & jnp.any(part.mask, axis=-1),
     }
     return {name: jnp.sum(x, dtype=jnp.float32) for name, x in present.items()}
-
-
-def run_turns(
-    turns: TurnUpdates,
-    update: Callable,
-    logp_of: Callable,
-    carry: Any,
-    batch: Batch,
-    key: Array | None,
-) -> tuple[Any, tuple[dict[str, Array], Array]]:
-    """Runs an optimizer step for each turn of a batch, in the order of ``turns``.
-
-    Args:
-      turns: See :class:`~jaxrl_llm.recipes.turn_updates.TurnUpdates`.
-      update: ``update(carry, part, there) -> (carry, (metrics, _))``, which makes no step if
-        ``there`` is False; ``part.old_logp`` are the log-probabilities before the step.
-      logp_of: ``logp_of(carry) -> [P, G, T]``, the log-probabilities of all tokens.
-      carry: Parameters and the optimizer's state.
-      batch: The prepared batch.
-      key: Key for a random order, else None.
-
-    Returns:
-      The carry, the metrics of the batch, and the log-probabilities before the first step.
-    """
-    turn_ids, count = batch.extras["turn_ids"], batch.extras["turn_where"].shape[-1]
-    advantages = jnp.asarray(batch.advantages)
-
-    def one(state, turn):
-        carry, before, factor = state
-        mask = batch.mask & (turn_ids == turn)
-        spread = factor if advantages.ndim == factor.ndim else factor[..., None]
-        part = batch.replace(mask=mask, advantages=advantages * spread, old_logp=before)
-        carry, (metrics, _) = update(carry, part, jnp.any(mask))
-        logp = logp_of(carry)
-        factor = sequential_factor(
-            factor, logp, before, mask, eps_low=turns.eps_low, eps_high=turns.eps_high
-        )
-        return (carry, logp, factor), (metrics, _is_there(metrics))
-
-    first = logp_of(carry)
-    start = carry, first, jnp.ones(batch.where.shape, jnp.float32)
-    order = turn_order(count, order=turns.order, key=key)
-    (carry, _, _), (history, there) = jax.lax.scan(one, start, order)
-    # The responses are as long as they are, not as one of their turns.
-    lengths, trains = masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)
-    sizes = jax.tree.map(lambda n: jnp.broadcast_to(n, there.shape), _sizes(batch))
-    metrics = summarize_updates(history, count, there, sizes)
-    metrics |= {"length": masking.masked_mean(lengths, trains)}
-    return carry, (metrics, first)
 
 
 def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:

@@ -4,21 +4,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.core.packing import pack, unpack
 from jaxrl_llm.models.heads import apply_head, init_head
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.preferences.groups import count_pairs
-from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.recipes.critic import Critic
-from jaxrl_llm.recipes.prm import ProcessRewardModel
-from jaxrl_llm.train.batches import Passes, accumulate_gradients, run_passes
-from jaxrl_llm.train.denoising import PolicyScorer
-from jaxrl_llm.train.optimizer import apply_if_finite, keep
+from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.score import score_hidden
 
 
@@ -103,69 +95,3 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
     mask = pack(batch.packing, batch.mask)
     values = apply_head(params["head"], jnp.where(mask[..., None], hidden, 0))
     return unpack(batch.packing, values, batch.mask)
-
-
-def average(target: ArrayTree, params: ArrayTree, rate: float | None) -> ArrayTree:
-    """The target after a step that moves it toward the parameters by ``rate``."""
-    if rate is None:
-        return ()
-    return jax.tree.map(lambda a, b: a + rate * (b - a), target, params)
-
-
-def update_critic(
-    critic: Critic,
-    state: CriticState,
-    recipe: Recipe,
-    batch: Batch,
-    *,
-    passes: Passes,
-    model: Model,
-    optimizer: optax.GradientTransformation,
-    remat: str,
-) -> tuple[CriticState, dict[str, Array]]:
-    """The critic after the optimizer steps of a prepared batch, and their metrics."""
-    batch = recipe.without_texts(batch)
-
-    def loss(params: ArrayTree, part: Batch):
-        return critic.total_loss(critic_values(model, params, part, remat=remat), part), ()
-
-    def update(carry, part: Batch, there: Array):
-        part = recipe.weigh(part) if passes.minibatches > 1 else part
-        there &= jnp.any(part.extras["critic_weights"] != 0)
-        value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
-        carry, metrics = apply_if_finite(optimizer, carry, value, grads, there=there)
-        return carry, (metrics, None)
-
-    before = (state.params, state.opt_state)
-    (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch)
-    target = average(state.target, params, critic.target_rate)
-    target = keep(metrics["updates"] > 0, target, state.target)
-    return CriticState(params, opt_state, target), metrics
-
-
-def update_prm(
-    rule: ProcessRewardModel,
-    state: CriticState,
-    batch: Batch,
-    *,
-    scorer: PolicyScorer,
-    optimizer: optax.GradientTransformation,
-    microbatches: int,
-) -> tuple[CriticState, dict[str, Array]]:
-    """The process reward model after an optimizer step on a batch with ``old_logp``."""
-    pairs = count_pairs(batch.rewards, batch.mask, where=batch.where)
-    rollouts = jnp.sum(batch.where & jnp.any(batch.mask, axis=-1))
-    batch = batch.replace(experts=None)  # which are those of the policy
-
-    def loss(params: ArrayTree, part: Batch):
-        logp = scorer(params["model"], part).logp
-        return rule.total_loss(logp, part, pairs=pairs, rollouts=rollouts), ()
-
-    value, _, grads = accumulate_gradients(loss, state.params, batch, microbatches)
-    carry = (state.params, state.opt_state)
-    # Without anything to learn from, the momentum alone would move it.
-    there = rollouts > 0
-    if "pairs" in accepted(rule.loss):
-        there &= pairs > 0
-    (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads, there=there)
-    return CriticState(params, opt_state, ()), metrics

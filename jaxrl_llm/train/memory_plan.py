@@ -77,6 +77,7 @@ from jaxrl_llm.train.samplers import check_denoising, check_replay, check_roundi
 from jaxrl_llm.train.setup import with_mesh_sizes
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
+from jaxrl_llm.train.update.cost import describe
 
 # Share of a device's memory for what is counted; the compiler and fragmentation take the rest.
 _SHARE = 0.95
@@ -206,6 +207,10 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     lines = [title, *plan.table()]
     if text := describe_optimizer(config):
         lines.append(f"Optimizer: {text}.")
+    if not (recipe := config.resolved_recipe).forward_only:
+        epochs, minibatches = config.passes.epochs, config.passes.minibatches
+        stale = config.samples_off_policy
+        lines.append(describe(recipe, epochs=epochs, minibatches=minibatches, stale=stale))
     if plan.unknown:
         names = ", ".join(plan.unknown)
         lines.append(f"Activations are not counted: the model's configuration has no {names}.")

@@ -1,18 +1,8 @@
-"""The policy-gradient update, step by step as a paper writes it.
+"""The policy-gradient algorithm: its compiled step, and the pieces of it for custom loops.
 
-    batch, algo_state = score_visits(batch)    the policy's shift since the prompts' last visits
-    batch = score_batch(batch)                 old_logp, ref_logp, the teacher's, the critic's
-    batch = apply_rules(batch)                 the step that each token alone would make
-    batch, algo_state = recipe.prepare(batch)  advantages, corrections, weights: full batch
-    for epoch, minibatch:                      disjoint sets of full groups;
-                                               or, with turn_updates, each turn of all groups
-        gradients = accumulate_gradients(loss, microbatches)
-        params = apply_if_finite(optimizer, gradients)
-    last_kl = KL(old || new)                   for recipes that read it
-    algo_state = recipe.learn(batch)           for recipes whose state learns from the update
-
-:func:`make_step` compiles the full update. :func:`score_visits`, :func:`score_batch`,
-:func:`make_gradients` and :func:`apply_gradients` are its steps, for custom loops.
+:func:`make_step` compiles :func:`~jaxrl_llm.train.update.step.update_batch`, which one reads from
+top to bottom. :func:`~jaxrl_llm.train.score_batch`, :func:`make_gradients` and
+:func:`apply_gradients` are pieces of it.
 
 Shared arguments:
 
@@ -30,71 +20,32 @@ Shared arguments:
 - ``teacher``: another model that the policy learns from, if the recipe uses one.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import diagnostics
-from jaxrl_llm.core import checks, masking, trees
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import bind
 from jaxrl_llm.core.flat_packing import LEAST_SAVED, smaller_rows
 from jaxrl_llm.core.packing import FlatPacking
-from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_shards, on_mesh, spread_update
+from jaxrl_llm.models.sharding import batch_shards, on_mesh
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
-from jaxrl_llm.recipes.critic import Critic
-from jaxrl_llm.recipes.prm import ProcessRewardModel
-from jaxrl_llm.recipes.wiring import UPDATE_SCALE
-from jaxrl_llm.regularizers import Iterates
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
-from jaxrl_llm.train.batches import (
-    Passes,
-    accumulate_gradients,
-    least_saved_in,
-    map_microbatches,
-    pack_batch,
-    run_passes,
-    run_turns,
-)
-from jaxrl_llm.train.critic import update_critic, update_prm
-from jaxrl_llm.train.denoising import PolicyScorer, draws_of_pass, scorer_of, tell_temperature
-from jaxrl_llm.train.mesh import check_batch, place_batch
-from jaxrl_llm.train.metrics import batch_metrics, no_signal, rejection_metrics
-from jaxrl_llm.train.moving import moved_reference
-from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
+from jaxrl_llm.train.batches import Passes, least_saved_in, map_microbatches, pack_batch
+from jaxrl_llm.train.denoising import PolicyScorer, scorer_of
+from jaxrl_llm.train.mesh import place_batch
+from jaxrl_llm.train.optimizer import apply_if_finite
 from jaxrl_llm.train.score import Scorer
-from jaxrl_llm.train.score_batch import (
-    Teacher,
-    apply_rules,
-    check_teacher,
-    reads_logits_of,
-    score_batch,
-    score_reference,
-    score_visits,
-    teacher_of,
-    with_old_logp,
-)
+from jaxrl_llm.train.score_batch import score_reference
 from jaxrl_llm.train.state import TrainState, check_step_parts
-
-# Separate the random numbers of a recipe, of its reference and of the order of turns from those of
-# the sampler in the same step.
-_PREPARE, _ORDER, _REFERENCE = 0x70726570, 0x6F726472, 0x72656664
-
-
-class Gradients(NamedTuple):
-    """The gradient of a loss on a prepared batch; all fields are float32."""
-
-    loss: Array  # []
-    grads: ArrayTree  # with the structure of the trained parameters
-    logp: Array  # [P, G, T], under the policy at which the gradient was taken
-    entropy: Array  # [P, G, T]
-    scale: Array | None = None  # [], multiplies the optimizer's update; None for 1
+from jaxrl_llm.train.update.part import At, Gradients, Part, Setup, Teacher
+from jaxrl_llm.train.update.parts import parts_of
+from jaxrl_llm.train.update.parts.teacher import check_teacher
+from jaxrl_llm.train.update.step import objective_of, prepare_batch, update_batch
 
 
 def make_step(
@@ -119,9 +70,10 @@ def make_step(
 ) -> Step:
     """A compiled function that updates the state with one batch of rollouts.
 
-    The step runs :func:`score_batch`, then ``recipe.prepare`` on the full batch. Then, for each
-    epoch and minibatch, it accumulates the gradient in float32 over microbatches of full groups and
-    makes one optimizer step. The critic is trained in the same way.
+    The step is :func:`~jaxrl_llm.train.update.step.update_batch`: models score the batch, then
+    ``recipe.prepare`` sees all of it. For each epoch and minibatch, the gradient is accumulated in
+    float32 over microbatches of full groups and one optimizer step is made. The critic is trained
+    in the same way.
 
     As in PPO, a batch gets ``epochs`` times ``minibatches`` optimizer steps. Minibatches are
     disjoint sets of full groups: with m of them, group p belongs to minibatch ``p % m`` in every
@@ -142,12 +94,9 @@ def make_step(
 
     While ``state.step`` is below the critic's ``warmup``, the critic alone trains. The policy's
     steps are withheld: its parameters and optimizer, and so its learning rate, stay bit for bit as
-    they are, ``loss`` and the metrics of the batch are those of the policy as it is, and its
-    gradient is not computed; ``grad_norm`` is 0. What follows the policy waits for it as well:
-    controllers that read its log-probabilities, its entropy or its KL, ``last_kl``, rules of the
-    optimizer's steps, and what ``learn`` changes. A moving reference and the policies of earlier
-    iterations stay too, and their rules count the steps after the warmup. Everything else, such as
-    the memory of scores or of prompts, moves as in any step.
+    they are, and ``grad_norm`` is 0. State that tracks the policy starts after the warmup:
+    controllers that read its log-probabilities, its entropy or its KL, rules of the optimizer's
+    steps, a moving reference and policies of earlier iterations. All else moves as in any step.
 
     With one optimizer step, ``old_logp`` may stay None: the policy being trained is then its own
     proximal policy and the ratio is 1. With several, or if ``recipe.prepare`` requires it,
@@ -210,9 +159,8 @@ def make_step(
         raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
     if teacher is not None:
         check_teacher("make_step", recipe, model, teacher.model)
-    parts = _StepParts(
+    setup = Setup(
         recipe=recipe,
-        optimizer=optimizer,
         scorer=scorer_of(
             recipe,
             model,
@@ -222,44 +170,40 @@ def make_step(
             shared_prefix_len=shared_prefix_len,
         ),
         passes=Passes(epochs, minibatches, microbatches),
+        optimizer=optimizer,
         shards=batch_shards(mesh),
         stale=stale,
-        critic_optimizer=critic_optimizer,
-        critic_model=critic_model or model,
+        score_old=epochs * minibatches > 1 and recipe.compares_old,
+        second_model=critic_model or model,
+        second_optimizer=critic_optimizer,
         remat=remat,
         learning_rate=learning_rate,
-        teacher=None if teacher is None else teacher.model,
     )
-    turns = recipe.turn_updates
-    random_turns = turns is not None and turns.order == "random"
+    programs = _programs("make_step", setup, teacher)
     return CompiledStep(
-        on_mesh(parts.step, mesh, model.sharding_rules),
-        on_mesh(parts.prepare, mesh),
+        on_mesh(programs.step, mesh, model.sharding_rules),
+        on_mesh(programs.prepare, mesh),
         donate=donate,
-        takes_key=recipe.draws or random_turns or recipe.reference_draws,
+        takes_key=recipe.draws or any(part.draws for part in programs.parts),
         teacher=() if teacher is None else teacher.params,
-        pass_over=parts.pass_over if recipe.reference or recipe.earlier else None,
+        pass_over=programs.pass_over if any(p.counts_steps for p in programs.parts) else None,
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _StepParts:
-    """The step of :func:`make_step` and the functions that it consists of.
+class _Programs(NamedTuple):
+    """What a compiled step runs: an update, the batch before it, and a step without an update."""
 
-    ``teacher_params`` are those of ``teacher``, and ``base`` the frozen parameters under LoRA.
-    """
-
-    recipe: Recipe
-    optimizer: optax.GradientTransformation
-    scorer: PolicyScorer
-    passes: Passes
-    shards: int
-    stale: bool
-    critic_optimizer: optax.GradientTransformation | None
-    critic_model: Model
-    remat: str
-    learning_rate: float | optax.Schedule | None
+    function: str  # of ours that made it, for errors
+    setup: Setup
+    parts: tuple[Part, ...]
     teacher: Model | None
+
+    def at(self, state: TrainState, batch: Batch, key: Array | None, teacher_params: Any) -> At:
+        """Where the step is."""
+        passes, setup = self.setup.passes, self.setup
+        passes.check(self.function, batch.tokens.shape[0], setup.shards)
+        teacher = None if self.teacher is None else Teacher(self.teacher, teacher_params)
+        return At(setup, state, passes.of(batch.packing).microbatches, key, teacher)
 
     def step(
         self,
@@ -271,281 +215,27 @@ class _StepParts:
     ) -> tuple[TrainState, dict[str, Array]]:
         """The state after the updates of a batch, without its ``base``, and their metrics."""
         state = state._replace(base=base)
-        responses = self.recipe.without_texts(batch)
-        where, sampled = responses.where, responses.mask & responses.where[..., None]
-        of_critic: dict[str, Array] = {}
-        if (prm := self.recipe.prm) is not None:
-            state, batch, of_critic = self.update_prm(prm, state, batch)
-        batch, algo_state = self.prepare(state, batch, key, teacher_params)
-        algo_state = _next_state(self.recipe, algo_state, state.algo_state)
-        before = self.logp_at_start(state, batch)
-        state, metrics, logp = self.update_policy(state, batch, algo_state, key, teacher_params)
-        sound = metrics["updates"] + metrics.get("withheld", 0.0) > 0
-        applied = sound | (metrics["skipped"] == 0)
-        applied &= stays_finite(state.algo_state, algo_state)
-        algo_state = self.learn(state, batch, algo_state, logp, before)
-        state = self.move_reference(state, key)
-        if (critic := self.recipe.critic) is not None:
-            state, of_critic = self.update_critic(critic, state, batch)
-        metrics |= {f"critic_{name}": value for name, value in of_critic.items()}
-        metrics |= rejection_metrics(self.recipe, batch, sampled)
-        metrics["no_signal"] = no_signal(self.recipe, batch)
-        if self.recipe.curation is not None:  # which may drop every rollout
-            reward = masking.masked_mean(batch.rewards, where)
-            metrics["reward"] = jnp.where(jnp.any(batch.where), metrics["reward"], reward)
-        algo_state = keep(applied, algo_state, state.algo_state)
-        return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
+        at = self.at(state, batch, key, teacher_params)
+        state, metrics = update_batch(self.parts, state, batch, at)
+        return state._replace(base=()), metrics
 
     def prepare(
         self, state: TrainState, batch: Batch, key: Array | None, teacher_params: ArrayTree
     ) -> tuple[Batch, AlgoState]:
         """The batch with all that is known before the update, and the recipe's next state."""
-        self.passes.check("make_step", batch.tokens.shape[0], self.shards)
-        recipe, scorer, slices = self.recipe, self.scorer, self.slices(batch)
-        batch, algo_state = score_visits(batch, recipe, scorer, state=state, microbatches=slices)
-        batch = score_batch(
-            batch,
-            recipe,
-            scorer,
-            state=state,
-            microbatches=slices,
-            score_old=self.passes.updates > 1 and self.recipe.compares_old,
-            stale=self.stale,
-            critic_model=self.critic_model,
-            teacher=self.teacher_from(teacher_params),
-        )
-        drawn = prepare_key(key, state.step) if recipe.draws else None
-        batch, rules = apply_rules(
-            batch,
-            recipe,
-            scorer,
-            state=state._replace(algo_state=algo_state),
-            key=drawn,
-            learning_rate=self.learning_rate,
-            microbatches=slices,
-        )
-        batch, algo_state = recipe.prepare(batch, algo_state, key=drawn)
-        return batch, algo_state._replace(rules=rules)
-
-    def update_policy(
-        self,
-        state: TrainState,
-        batch: Batch,
-        algo_state: AlgoState,
-        key: Array | None,
-        teacher_params: ArrayTree,
-    ) -> tuple[TrainState, dict[str, Array], Array | None]:
-        """The policy after the optimizer steps of a prepared batch, their metrics, and ``logp``.
-
-        ``logp`` are the log-probabilities before the first step that trained on the group, or
-        with turn updates before the first step of the batch; None if nothing reads them.
-        """
-        recipe, passes, turns = self.recipe, self.passes, self.recipe.turn_updates
-        scorer = self.gradient_scorer(state, teacher_params)
-        accumulated = passes.of(batch.packing).accumulated
-        finite = stays_finite(state.algo_state, algo_state)
-        reweighs = passes.minibatches > 1 or turns is not None
-        hands_logp = passes.updates == 1 or recipe.learns
-        waits = _waits(recipe, state.step)
-
-        def gradients(params: ArrayTree, part: Batch) -> Gradients:
-            return _policy_gradients(scorer, recipe, state.base, params, part, accumulated)
-
-        def only_loss(params: ArrayTree, part: Batch) -> Gradients:
-            return _policy_loss(scorer, recipe, state.base, params, part, accumulated)
-
-        moves = gradients if recipe.trains_weights else only_loss
-
-        def update(carry, part: Batch, there: Array):
-            part = recipe.weigh(part) if reweighs else part
-            there &= jnp.any(part.weights != 0)
-            if waits is None:
-                loss, grads, logp, entropy, _ = moves(carry[0], part)
-            else:
-                loss, grads, logp, entropy, _ = jax.lax.cond(
-                    waits, only_loss, moves, carry[0], part
-                )
-            scale = _update_scale(recipe, part, logp, state.step)
-            carry, metrics = apply_if_finite(
-                self.optimizer, carry, loss, grads, scale=scale, finite=finite, there=there
-            )
-            metrics |= batch_metrics(recipe, logp, entropy, part)
-            return carry, (metrics, logp if hands_logp else None)
-
-        def logp_of(carry) -> Array:
-            return self.logp(merge_adapter(state.base, carry[0]), batch)
-
-        carry = state.params, state.opt_state
-        if turns is None:
-            of_pass = None
-            if recipe.likelihood is not None and recipe.likelihood.passes > 1:
-                of_pass = bind(draws_of_pass, likelihood=recipe.likelihood)
-            carry, (metrics, logp) = run_passes(passes, update, carry, batch, of_pass=of_pass)
-        else:
-            drawn = None if turns.order != "random" else order_key(key, state.step)
-            carry, (metrics, logp) = run_turns(turns, update, logp_of, carry, batch, drawn)
-        return state._replace(params=carry[0], opt_state=carry[1]), metrics, logp
-
-    def logp_at_start(self, state: TrainState, batch: Batch) -> Array | None:
-        """The log-probabilities before the step, from which a recipe reads its KL."""
-        # In such a run, old_logp is of older weights; without a comparison it is not scored.
-        of_older = self.stale and not self.recipe.reads_behavior
-        other = of_older or batch.old_logp is None
-        if self.recipe.reads_last_kl and self.passes.updates > 1 and other:
-            return self.logp(state.policy, batch)
-        return batch.old_logp
-
-    def learn(
-        self,
-        state: TrainState,
-        batch: Batch,
-        algo_state: AlgoState,
-        logp: Array | None,
-        before: Array | None,
-    ) -> AlgoState:
-        """The recipe's state after it learned from the update, which led to ``state``.
-
-        Args:
-          state: The state after the update.
-          batch: The prepared batch.
-          algo_state: The recipe's state before it learns.
-          logp: Of :meth:`update_policy`.
-          before: Of :meth:`logp_at_start`.
-        """
-        recipe, prepared = self.recipe, algo_state
-        batch = recipe.without_texts(batch)
-        if recipe.reads_last_kl:
-            first = self.passes.updates == 1 or recipe.turn_updates is not None
-            old_logp = logp if first else before
-            last_kl = diagnostics.approx_kl(
-                self.logp(state.policy, batch), old_logp, batch.mask, estimator="k3"
-            )
-            last_kl = keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)
-            algo_state = algo_state._replace(last_kl=last_kl)
-        if recipe.learns:
-            learned = recipe.learn(batch, algo_state, logp=logp)
-            learned = _next_state(recipe, learned, state.algo_state)
-            algo_state = keep(stays_finite(algo_state, learned), learned, algo_state)
-        if (waits := _waits(recipe, state.step)) is not None:
-            # What follows the policy begins with it: controllers of its divergence would else give
-            # way while that is 0.
-            held = {name: state.algo_state.controllers[name] for name in recipe.policy_controllers}
-            waiting = prepared._replace(
-                controllers=prepared.controllers | held, rules=state.algo_state.rules
-            )
-            algo_state = keep(waits, waiting, algo_state)
-        return algo_state
+        return prepare_batch(self.parts, state, batch, self.at(state, batch, key, teacher_params))
 
     def pass_over(self, state: TrainState, key: Array | None) -> tuple[TrainState, None]:
-        """The state after a step without an update."""
-        state = self.move_reference(state, key)
+        """The state after a step without an update: parts that count steps see it."""
+        at = At(self.setup, state, 1, key)
+        for part in self.parts:
+            if part.counts_steps and part.after is not None:
+                state, _ = part.after(state, None, at)
         return state._replace(step=state.step + 1), None
 
-    def move_reference(self, state: TrainState, key: Array | None) -> TrainState:
-        """The state with its moving reference and the policies of earlier iterations.
 
-        Their rules count steps, so they are called after every one, also if its updates were
-        skipped: a reference that is replaced once would otherwise never be. The steps in which the
-        critic alone trains do not count.
-        """
-        recipe, waits = self.recipe, _waits(self.recipe, state.step)
-        step = state.step + 1
-        if recipe.critic is not None and recipe.critic.warmup:
-            step -= recipe.critic.warmup
-
-        def kept(new: ArrayTree, old: ArrayTree) -> ArrayTree:
-            return new if waits is None else keep(waits, old, new)
-
-        if recipe.reference is not None:
-            # The same key in every step: a rule may draw once for several steps.
-            drawn = jax.random.fold_in(key, _REFERENCE) if recipe.reference_draws else None
-            reference = moved_reference(
-                recipe.reference, state.reference, state.params, step, key=drawn
-            )
-            if isinstance(state.reference, Iterates):
-                reference, params = reference
-                state = state._replace(params=kept(params, state.params))
-            state = state._replace(reference=kept(reference, state.reference))
-        if recipe.earlier is not None:
-            earlier = recipe.earlier(state.earlier, state.params, step)
-            state = state._replace(earlier=kept(earlier, state.earlier))
-        return state
-
-    def update_critic(
-        self, critic: Critic, state: TrainState, batch: Batch
-    ) -> tuple[TrainState, dict[str, Array]]:
-        """The state with the critic after its optimizer steps, and their metrics."""
-        updated, metrics = update_critic(
-            critic,
-            state.critic,
-            self.recipe,
-            batch,
-            passes=self.passes.of(batch.packing),
-            model=self.critic_model,
-            optimizer=self.critic_optimizer,
-            remat=self.remat,
-        )
-        return state._replace(critic=updated), metrics
-
-    def update_prm(
-        self, prm: ProcessRewardModel, state: TrainState, batch: Batch
-    ) -> tuple[TrainState, Batch, dict[str, Array]]:
-        """The process reward model after its optimizer step, the batch that it read, and metrics.
-
-        It learns before the batch is scored, as the policy learns from what it says.
-        """
-        slices = self.slices(batch)
-        batch = with_old_logp(
-            batch, self.recipe, self.scorer, state=state, microbatches=slices, stale=self.stale
-        )
-        updated, metrics = update_prm(
-            prm,
-            state.critic,
-            batch,
-            scorer=dataclasses.replace(self.scorer, model=self.critic_model),
-            optimizer=self.critic_optimizer,
-            microbatches=slices,
-        )
-        return state._replace(critic=updated), batch, metrics
-
-    def slices(self, batch: Batch) -> int:
-        """The microbatches of a full batch."""
-        return self.passes.of(batch.packing).microbatches
-
-    def logp(self, policy: ArrayTree, batch: Batch) -> Array:
-        """Log-probabilities ``[P, G, T]`` of a batch."""
-        return map_microbatches(lambda x: self.scorer(policy, x).logp, batch, self.slices(batch))
-
-    def teacher_from(self, teacher_params: ArrayTree) -> Teacher | None:
-        """The teacher with its parameters, or None."""
-        return None if self.teacher is None else Teacher(self.teacher, teacher_params)
-
-    def gradient_scorer(self, state: TrainState, teacher_params: ArrayTree) -> PolicyScorer:
-        """The scorer under the gradient, with the teacher's matrix if the recipe reads logits."""
-        if not self.recipe.reads_teacher_logits:
-            return self.scorer
-        teacher = self.teacher_from(teacher_params)
-        reader, params = teacher_of(self.recipe, self.scorer, state, teacher)
-        return reads_logits_of(self.scorer, reader.model, params)
-
-
-def _next_state(recipe: Recipe, new: AlgoState, old: AlgoState) -> AlgoState:
-    """The state that the recipe's Transforms return, as arrays.
-
-    Raises:
-      ValueError: If it has another structure, shape or dtype than the state before. It would be
-        promoted or broadcast, and a resumed run, which begins with ``init``, could not read it.
-    """
-    name, new = f"Recipe {recipe.name!r}", trees.as_arrays(new)
-    trees.check_alike(name, "a Transform's state before and after an update", old, new)
-    rows = zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new), strict=True)
-    for (path, before), after in rows:
-        if before.dtype != after.dtype and jnp.result_type(before, after) != before.dtype:
-            raise ValueError(
-                f"{name}: {trees.path_str(path)} is {before.dtype} in the state of a Transform's "
-                f"init and {after.dtype} after an update; both must be of one dtype."
-            )
-    return new
+def _programs(function: str, setup: Setup, teacher: Teacher | None) -> _Programs:
+    return _Programs(function, setup, parts_of(setup), None if teacher is None else teacher.model)
 
 
 def _with_smaller_rows(batch: Batch, *, least_saved: int) -> Batch | None:
@@ -554,81 +244,6 @@ def _with_smaller_rows(batch: Batch, *, least_saved: int) -> Batch | None:
         return None
     smaller = smaller_rows(batch.packing, least_saved=least_saved)
     return None if smaller is None else batch.replace(packing=smaller)
-
-
-def _policy_gradients(
-    scorer: PolicyScorer,
-    recipe: Recipe,
-    base: ArrayTree,
-    params: ArrayTree,
-    batch: Batch,
-    microbatches: int,
-) -> Gradients:
-    """The gradient of the recipe's loss with respect to the trained parameters."""
-    tell_temperature(batch, scorer)
-    statistics = recipe.computed_from("policy")
-    measured = bool(recipe.computed_from("update").keys() - {UPDATE_SCALE})
-    measured &= batch.old_logp is not None
-    if measured and microbatches > 1:  # measured on all rows, so before the first microbatch
-        policy = merge_adapter(base, params)
-        before = map_microbatches(lambda part: scorer(policy, part).logp, batch, microbatches)
-        batch, measured = recipe.measure(batch, before), False
-
-    def loss(params: ArrayTree, part: Batch):
-        logp, entropy, computed = scorer(merge_adapter(base, params), part, statistics)
-        part = recipe.measure(part, logp) if measured else part
-        value = recipe.loss(logp, part, entropy=entropy, statistics=computed)
-        return value, (logp, entropy)
-
-    value, (logp, entropy), grads = accumulate_gradients(loss, params, batch, microbatches)
-    return Gradients(value, grads, logp, entropy)
-
-
-def _policy_loss(
-    scorer: PolicyScorer,
-    recipe: Recipe,
-    base: ArrayTree,
-    params: ArrayTree,
-    batch: Batch,
-    microbatches: int,
-) -> Gradients:
-    """As :func:`_policy_gradients` for a policy that does not move: the gradient is 0."""
-    policy, statistics = merge_adapter(base, params), recipe.computed_from("policy")
-    logp, entropy, computed = map_microbatches(
-        lambda part: scorer(policy, part, statistics), batch, microbatches
-    )
-    measured = recipe.measure(batch, logp)
-    value = recipe.loss(logp, measured, entropy=entropy, statistics=computed)
-    zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), params)
-    return Gradients(value, spread_update(zeros), logp, entropy)
-
-
-def _waits(recipe: Recipe, step: Array) -> Array | None:
-    """Whether the policy waits for its critic in this step; None if it never does."""
-    critic = recipe.critic
-    return None if critic is None or not critic.warmup else step < critic.warmup
-
-
-def _update_scale(recipe: Recipe, batch: Batch, logp: Array, step: Array) -> Array | None:
-    """What the optimizer's update of a policy is multiplied by; None for nothing."""
-    scale, waits = None, _waits(recipe, step)
-    if UPDATE_SCALE in recipe.computed_from("update"):
-        batch = recipe.measure(batch, logp)
-    if UPDATE_SCALE in recipe.computed_from("batch", "update"):
-        scale = batch.extras[UPDATE_SCALE][0, 0, 0]
-    if waits is None:
-        return scale
-    return jnp.where(waits, 0.0, 1.0 if scale is None else scale)
-
-
-def prepare_key(key: Array, step: int | Array) -> Array:
-    """The key that ``Recipe.prepare`` receives in a step of a run with this key."""
-    return jax.random.fold_in(jax.random.fold_in(key, step), _PREPARE)
-
-
-def order_key(key: Array, step: int | Array) -> Array:
-    """The key that orders the turns in a step of a run with this key."""
-    return jax.random.fold_in(jax.random.fold_in(key, step), _ORDER)
 
 
 def make_gradients(
@@ -669,21 +284,22 @@ def make_gradients(
         shared_prefix_len=shared_prefix_len,
     )
 
-    def gradients(
-        params: ArrayTree, base: ArrayTree, step: Array, batch: Batch, teacher_params
-    ) -> Gradients:
-        check_batch("make_gradients", batch.tokens.shape[0], microbatches, batch_shards(mesh))
-        trained = scorer
-        if teacher is not None and recipe.reads_teacher_logits:
-            trained = reads_logits_of(scorer, teacher.model, teacher_params)
-        found = _policy_gradients(trained, recipe, base, params, batch, microbatches)
-        return found._replace(scale=_update_scale(recipe, batch, found.logp, step))
+    passes, shards = Passes(microbatches=microbatches), batch_shards(mesh)
+    setup = Setup(recipe=recipe, scorer=scorer, passes=passes, shards=shards)
+    programs = _programs("make_gradients", setup, teacher)
+
+    def gradients(state: TrainState, batch: Batch, teacher_params: ArrayTree) -> Gradients:
+        at = programs.at(state, batch, None, teacher_params)
+        return objective_of(programs.parts, at, microbatches).gradient(state.params, batch)
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))
     teacher_params = None if teacher is None else teacher.params
-    return lambda state, batch: compiled(
-        state.params, state.base, state.step, batch, teacher_params
-    )
+
+    def call(state: TrainState, batch: Batch) -> Gradients:
+        on_device = state._replace(data_cursor=(), collector_state=())
+        return compiled(on_device, batch, teacher_params)
+
+    return call
 
 
 _apply = jax.jit(apply_if_finite, static_argnums=0)

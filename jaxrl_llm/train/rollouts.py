@@ -61,10 +61,10 @@ from jaxrl_llm.train.logging.settings import changed_settings, settings
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics, task_metrics
 from jaxrl_llm.train.run_data import teacher_room
-from jaxrl_llm.train.score_batch import Teacher
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.subagent import alignment_key, mean_calls, subagent_batch
 from jaxrl_llm.train.teachers import host_scores
+from jaxrl_llm.train.update.part import Teacher
 
 # Seconds that a run that ends early waits for the batch in progress, which no step will use. The
 # shorter time applies after a second Ctrl-C.

@@ -27,7 +27,7 @@ from jaxrl_llm.rollout.sampler import prompt_room
 from jaxrl_llm.train.config import SamplingConfig, TrainConfig, find_prompts
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.model_rewards import judge
-from jaxrl_llm.train.score_batch import Teacher
+from jaxrl_llm.train.update.part import Teacher
 
 T = TypeVar("T")
 # Default number of tokens by which a collector's text may exceed the longest prompt.

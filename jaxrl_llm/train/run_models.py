@@ -24,7 +24,6 @@ from jaxrl_llm.train.checkpoint.serialization import abstract, values_digest
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.left_out import data_responses
 from jaxrl_llm.train.mesh import check_expert_axis, sampling_mesh
-from jaxrl_llm.train.score_batch import Teacher, check_teacher
 from jaxrl_llm.train.start import find_start
 from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler
 from jaxrl_llm.train.teachers import (
@@ -36,6 +35,8 @@ from jaxrl_llm.train.teachers import (
     from_name,
     tokenizer_digest,
 )
+from jaxrl_llm.train.update.part import Teacher
+from jaxrl_llm.train.update.parts.teacher import check_teacher
 
 # Separates the random numbers of a head from those of the sampler.
 _HEAD = 0x637269

@@ -26,7 +26,7 @@ from jaxrl_llm.train.config import SamplingConfig, TrainConfig
 from jaxrl_llm.train.denoising import scorer_of
 from jaxrl_llm.train.evolution import make_population
 from jaxrl_llm.train.halves import has_halves
-from jaxrl_llm.train.score_batch import Teacher
+from jaxrl_llm.train.update.part import Teacher
 
 
 class Samplers(NamedTuple):

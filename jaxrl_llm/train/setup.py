@@ -61,9 +61,9 @@ from jaxrl_llm.train.run_models import (
     teacher_digest,
 )
 from jaxrl_llm.train.samplers import check_rounding, make_samplers
-from jaxrl_llm.train.score_batch import Teacher
 from jaxrl_llm.train.state import SubagentState, TrainState, init_state
 from jaxrl_llm.train.subagent import SubagentParts, with_subagent
+from jaxrl_llm.train.update.part import Teacher
 
 
 def with_mesh_sizes(config: TrainConfig) -> TrainConfig:

@@ -1,5 +1,6 @@
 """Losses of self-play: worked numbers, reductions, win rates against a mixture."""
 
+import jax
 import numpy as np
 import pytest
 from cheap import close, grad, value_and_grad
@@ -166,3 +167,9 @@ def test_nash_md_of_a_token_that_neither_policy_can_produce():
         lambda x: preferences.nash_md(x, logp, mask, even, beta=beta).sum()
     )(logp)
     assert float(loss) == 0.0 and np.isfinite(gradient).all()
+
+
+def test_references_are_drawn_with_one_probability():
+    draw = jax.jit(jax.vmap(lambda key: preferences.sample_reference(key, 4)))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
+    close(np.bincount(drawn, minlength=4) / 4000, np.full(4, 0.25), atol=0.03)

@@ -53,6 +53,14 @@ def processes_in(namespaces) -> list[str]:
     return alive
 
 
+def wait_until_gone(namespaces) -> None:
+    """Waits for the processes to end: they were killed, and the kernel may reuse a number."""
+    end = time.monotonic() + 60
+    while alive := processes_in(namespaces):
+        assert time.monotonic() < end, alive
+        time.sleep(0.05)
+
+
 class Outside:
     """What hostile programs aim at: see `hostile_programs`."""
 
@@ -161,7 +169,7 @@ def attack(outside, namespaces, programs, functions=()) -> None:
         ]
     assert [x for x in tried if x] == []
     assert len(namespaces) == len(programs) + 2 * len(functions)
-    assert processes_in(namespaces) == []
+    wait_until_gone(namespaces)
 
 
 def test_a_sample_of_hostile_programs(bubblewrap, outside, namespaces):
@@ -358,7 +366,8 @@ def test_a_user_without_rights_can_run_it(bubblewrap, request):
     pythons = [x for x in ("/usr/bin/python3", "/usr/local/bin/python3") if Path(x).exists()]
     if not pythons:
         pytest.skip("there is no Python that every user may read")
-    home = Path(tempfile.mkdtemp())
+    # A folder that every user may enter; that of TMPDIR need not be one.
+    home = Path(tempfile.mkdtemp(dir="/tmp"))
     home.chmod(0o755)
     request.addfinalizer(lambda: shutil.rmtree(home))
     shutil.copytree(Path(sandbox.__file__).parent, home / "jaxrl_llm" / "rewards")

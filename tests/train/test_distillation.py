@@ -33,7 +33,6 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.score_batch import Teacher
 from jaxrl_llm.train.setup import load_experiment
 from jaxrl_llm.train.teachers import (
     AlignedTeacher,
@@ -45,6 +44,7 @@ from jaxrl_llm.train.teachers import (
     tokenizer_digest,
     write_scores,
 )
+from jaxrl_llm.train.update.part import Teacher
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -11,8 +11,9 @@ import jaxrl_llm as jr
 from jaxrl_llm.core.low_rank import Factors, average, widen
 from jaxrl_llm.models.lora import is_pair
 from jaxrl_llm.testing import loop_checks
-from jaxrl_llm.train import LoRAConfig, OptimizerConfig, SamplingConfig, policy_gradient, train
+from jaxrl_llm.train import LoRAConfig, OptimizerConfig, SamplingConfig, train
 from jaxrl_llm.train.moving import adapter_of, first_reference, moved_reference
+from jaxrl_llm.train.update.parts import reference
 
 RNG = np.random.default_rng(0)
 compiled = jax.jit(average)
@@ -69,7 +70,7 @@ def policies(monkeypatch):
         jax.debug.callback(lambda x: seen.append(jax.device_get(x)), params, ordered=True)
         return moved_reference(rule, state, params, step, key=key)
 
-    monkeypatch.setattr(policy_gradient, "moved_reference", recorded)
+    monkeypatch.setattr(reference, "moved_reference", recorded)
     return seen
 
 

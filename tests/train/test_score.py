@@ -7,7 +7,7 @@ a tree, or hold several prompts: values and gradients are those of a row for eac
 """
 
 import functools
-import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,10 @@ from jaxrl_llm.testing.model_checks import score_rows
 from jaxrl_llm.train import init_state, make_mesh, make_scorer, pack_batch, score
 from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.score import Scorer
-from jaxrl_llm.train.score_batch import mismatched, score_batch, score_visits
+from jaxrl_llm.train.score_batch import score_batch, score_visits
+from jaxrl_llm.train.update import step
+from jaxrl_llm.train.update.part import At, Setup
+from jaxrl_llm.train.update.parts import mismatched_prompts
 
 
 def log_softmax(model, params, before, targets, *, temperature, size):
@@ -509,6 +512,14 @@ def test_rewritten_responses_are_read_as_they_were_after_any_prompt():
     np.testing.assert_allclose(mismatched(scorer, params, alike, 1), own, rtol=1e-4)
 
 
+def mismatched(scorer, params, batch, microbatches):
+    """Log-probabilities of responses after the previous row's prompt."""
+    setup = Setup(recipe=jr.recipes.kto(), scorer=scorer)
+    at = At(setup, types.SimpleNamespace(policy=params), microbatches)
+    part = mismatched_prompts.part(setup.recipe, setup)
+    return step.read_entries((part,), batch, at).extras["kl_logp"]
+
+
 def watched_slices(monkeypatch):
     """The slices in which each pass over a batch reads it."""
     slices = []
@@ -517,7 +528,7 @@ def watched_slices(monkeypatch):
         slices.append(count)
         return map_microbatches(function, batch, count)
 
-    monkeypatch.setattr(sys.modules[mismatched.__module__], "map_microbatches", watched)
+    monkeypatch.setattr(step, "map_microbatches", watched)
     return slices
 
 

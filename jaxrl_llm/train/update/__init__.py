@@ -1,0 +1,1 @@
+"""The update of a batch: its step, and the parts that methods add to it."""
