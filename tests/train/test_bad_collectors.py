@@ -28,7 +28,7 @@ def too_many():
     """Nobody gets more rollouts in the first step; then one group gets three."""
     called = itertools.count()
     count = {True: [0, 0, 0, 3], False: [0] * 4}
-    return curation.two_phase(lambda _: np.asarray(count[next(called) > 0]), max_rollouts=4)
+    return curation.two_phase(lambda counts: np.asarray(count[next(called) > 0]), max_rollouts=4)
 
 
 def named_at_first():
