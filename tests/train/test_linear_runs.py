@@ -7,9 +7,10 @@ from tiny_run import tiny_run
 
 from jaxrl_llm.models import LayerKind, LinearAttentionConfig, LoRAConfig
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
-from jaxrl_llm.train import CheckpointConfig, MeshConfig, train
+from jaxrl_llm.train import CheckpointConfig, MeshConfig, SamplingConfig, train
 
 SIZES = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=6, value_dim=10, conv_size=3)
+SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
 
 
 def hybrid():
@@ -22,7 +23,7 @@ def hybrid():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"remat": "full", "recipe": "dapo"},
+        {"remat": "full", "sampling": SLOTS},
         {"mesh": MeshConfig(fsdp=2, tensor=2, data=2)},
         {"lora": LoRAConfig(rank=2)},
     ],
