@@ -162,7 +162,7 @@ def _cost(name: str) -> list[str]:
         return []
     from jaxrl_llm.train.update.cost import describe
 
-    recipe = catalog.preset(name, length=LENGTH)
+    recipe: Any = catalog.preset(name, length=LENGTH)
     text = describe(recipe, epochs=recipe.epochs, minibatches=recipe.minibatches)
     return wrapped(text, 0)
 
