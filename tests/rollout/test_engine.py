@@ -288,3 +288,20 @@ def test_deltas_of_other_shapes(tiny, engine, factors, message):
         ValueError, match=f"Generation: deltas must share one leading axis {message}"
     ):
         jr.rollout.Generation(engine, tiny[1], key=jax.random.key(0), deltas=deltas)
+
+
+@pytest.mark.slow
+def test_slots_need_no_communication_on_a_mesh(tiny, make):
+    engine, params = make(rows=16, mesh=make_mesh(data=8)), tiny[1]
+    slots, n = jax.eval_shape(engine.functions["init"]), np.int32(1)
+    rows, where, slot = (np.zeros((8, 2), np.int32), np.zeros((16, 3), bool), np.zeros((8, 2), int))
+    arguments = {
+        "decode": (params, slots, jax.random.key(0), n, n, n, None),
+        "fill_prompts": (params, slots, rows, None),
+        "fill_responses": (params, slots, rows, n, where, None),
+        "copy_slot": (slots, slot, slot, n),
+    }
+    for name, given in arguments.items():
+        program = engine.functions[name].lower(*given).compile().as_text()
+        for sent in ("all-gather(", "all-to-all(", "collective-permute("):
+            assert sent not in program, name

@@ -46,7 +46,7 @@ from jaxrl_llm.train.checkpoint import serialization
 from jaxrl_llm.train.checkpoint.checkpoints import best_of, saved_on_error, superseded
 from jaxrl_llm.train.checkpoint.config_text import config_text, without_precision
 from jaxrl_llm.train.checkpoint.record import check_record, read_notes, replace_notes, write_record
-from jaxrl_llm.train.checkpoint.serialization import Extras, shapes_of
+from jaxrl_llm.train.checkpoint.serialization import Extras, orbax, shapes_of
 from jaxrl_llm.train.logging.run_folder import RunFolder
 from jaxrl_llm.train.start import find_start
 
@@ -724,3 +724,29 @@ def test_orbax_keeps_its_log_to_itself(tmp_path, caplog):
     save_steps(tmp_path, 1)
     logging.getLogger("absl").error("from elsewhere")
     assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == ["from elsewhere"]
+
+
+@for_each(("processes", "limit"), [(1, None), (2, 605)])
+def test_a_save_of_several_processes_has_the_bound_of_one(monkeypatch, processes, limit):
+    limits, options = [], v1.options.AsyncOptions
+
+    def record(**settings):
+        limits.append(settings["timeout_secs"])
+        return options(**settings)
+
+    monkeypatch.setattr(v1.options, "AsyncOptions", record)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with orbax(seconds=saving._patience(5_000_000)):
+        assert limits == [limit]
+
+
+def test_a_write_that_nothing_awaits_any_more_is_not_logged():
+    """Its event loop tells of it without naming Orbax, after another write of the save failed."""
+
+    def logged(path):
+        error = FileNotFoundError(2, "No such file or directory", path)
+        values = {"name": "asyncio", "exc_info": (type(error), error, None)}
+        return serialization._not_orbax(logging.makeLogRecord(values | {"msg": "never retrieved"}))
+
+    assert not logged("/run/checkpoints/step_00000001.unfinished/state/d")
+    assert logged("/run/metrics.jsonl")

@@ -285,3 +285,33 @@ def test_a_resume_in_the_warmup_is_exact(tmp_path):
     again = assert_resumes(config, train(config), tmp_path / "run")
     assert [row["withheld"] for row in again.history] == [1, 1, 0]
     assert not same(again.state.params, CONFIG.model()[1])
+
+
+def products(jaxpr):
+    """How often a program multiplies matrices, and such numbers of each branch of its choices."""
+    count, choices = 0, []
+    for equation in jaxpr.eqns:
+        count += equation.primitive.name == "dot_general"
+        inner = [
+            products(getattr(sub, "jaxpr", sub))
+            for value in equation.params.values()
+            for sub in (value if isinstance(value, (tuple, list)) else (value,))
+            if hasattr(getattr(sub, "jaxpr", sub), "eqns")
+        ]
+        count += sum(x for x, _ in inner)
+        choices += [choice for _, below in inner for choice in below]
+        if equation.primitive.name == "cond":
+            choices.append([x for x, _ in inner])
+    return count, choices
+
+
+@pytest.mark.slow
+def test_a_step_of_the_warmup_computes_no_gradient_of_the_policy():
+    recipe = jr.recipes.ppo_max(critic_warmup=1)
+    step, state = step_of(recipe), first_state(recipe)
+    inner, key = step._split(state)
+    program = jax.make_jaxpr(step._step)(inner, batch_of(), key, (), ())
+    _, choices = products(program.jaxpr)
+    (choice,) = [x for x in choices if all(x)]
+    trains, waits = choice
+    assert 0 < 2 * waits < trains

@@ -407,3 +407,12 @@ def test_a_reference_that_moves_may_sample(tmp_path):
     assert seen[0] == seen[1] != seen[2]
     with pytest.raises(ValueError, match="sampled_by='reference' needs a reference that moves"):
         jr.recipes.grpo().replace(sampled_by="reference")
+
+
+@pytest.mark.slow
+def test_a_bound_below_the_divergence_of_a_rounded_sampler_is_warned_of(tmp_path):
+    recipe = jr.recipes.poad(max_kl=1e-9)
+    sampling = SamplingConfig(group_size=2, max_new_tokens=4, quantization="int8")
+    options = {"reward": turn_graded, "critic": CRITIC, "minibatches": 2, "steps": 3}
+    with pytest.warns(UserWarning, match=r"'poad', kl_gate\(max_kl=1e-09\), is 0: the policy"):
+        train(tiny_run(tmp_path, recipe=recipe, sampling=sampling, **options))

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jaxrl_llm import diagnostics
-from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.optimizer import keep
@@ -22,21 +22,32 @@ def part(recipe: Recipe, setup: Setup) -> Part | None:
     return Part("last_kl", reads=reads, after=_after, cost="a pass of the policy after the update")
 
 
-def _reads(batch: Batch, at: At) -> tuple[Read, ...]:
-    # old_logp may be of the weights that sampled, and is not scored if nothing compares with it.
+def _needs_start(batch: Batch, at: At) -> bool:
+    """Whether ``old_logp`` is not of the policy before the step, or is not scored."""
     of_older = at.setup.stale and not at.recipe.reads_behavior
-    if of_older or (batch.old_logp is None and not reads_old_logp(batch, at)):
-        return (Read(POLICY, {_START: "logp"}),)
-    return ()
+    return of_older or (batch.old_logp is None and not reads_old_logp(batch, at))
+
+
+def _reads(batch: Batch, at: At) -> tuple[Read, ...]:
+    likelihood = at.recipe.likelihood
+    if likelihood is not None and likelihood.reads_advantages:  # known only once prepared
+        return ()
+    return (Read(POLICY, {_START: "logp"}),) if _needs_start(batch, at) else ()
 
 
 def _after(state: TrainState, done: Done, at: At) -> tuple[TrainState, dict[str, Array]]:
-    batch = at.recipe.without_texts(done.batch)
-    scorer, policy = at.setup.scorer, state.policy
-    logp = map_microbatches(lambda rows: scorer(policy, rows).logp, batch, at.slices)
-    before = done.logp
-    if at.setup.passes.updates > 1:
-        before = batch.extras.get(_START, batch.old_logp)
-    kl = diagnostics.approx_kl(logp, before, batch.mask, estimator="k3")
+    batch, scorer = at.recipe.without_texts(done.batch), at.setup.scorer
+
+    def logp_of(policy: ArrayTree) -> Array:
+        return map_microbatches(lambda rows: scorer(policy, rows).logp, batch, at.slices)
+
+    if at.setup.passes.updates == 1:
+        before = done.logp
+    elif _START in batch.extras:
+        before = batch.extras[_START]
+    else:
+        needed = _needs_start(batch, at)
+        before = logp_of(at.state.policy) if needed else batch.old_logp
+    kl = diagnostics.approx_kl(logp_of(state.policy), before, batch.mask, estimator="k3")
     kl = keep(jnp.isfinite(kl), kl, at.state.algo_state.last_kl)
     return state._replace(algo_state=state.algo_state._replace(last_kl=kl)), {}
