@@ -20,8 +20,9 @@ def of_page(target: str, depth: int = 0) -> str:
     target = re.sub(r"^\.\./((?:\.\./)*)notebooks/", r"\1notebooks/", target)
     target = re.sub(r"^\.\./((?:\.\./)*)README\.md", r"\1readme.md", target)
     # A page of elsewhere is a file to MyST only by its prefix.
-    outside = target.startswith("../" * (depth + 1)) and target.partition("#")[0].endswith(".md")
-    return f"path:{target}" if outside else target
+    page, _, _ = target.partition("#")
+    outside = target.startswith("../" * (depth + 1)) and page.endswith(".md")
+    return f"path:{page}" if outside else target  # a download has no headings
 
 
 def of_readme(target: str) -> str:

@@ -1,5 +1,6 @@
 """Links of README, docs and notebooks lead to files and headings that there are."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,13 @@ GENERATED = ("docs/api/", "docs/methods/", "docs/notebooks/", "docs/readme.md", 
 PAGES = [page for page in PAGES if not page.relative_to(ROOT).as_posix().startswith(GENERATED)]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+spec = importlib.util.spec_from_file_location(
+    "repository_links", ROOT / "docs" / "_extensions" / "repository_links.py"
+)
+repository_links = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(repository_links)
 
 
 def prose(text: str) -> str:
@@ -49,6 +57,23 @@ def test_links_of_notebooks(path):
     cells = json.loads(path.read_text())["cells"]
     text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
     assert not broken(path, text)
+
+
+def test_the_site_offers_files_of_the_repository():
+    """What is no page of the site is a download, whose name is a file's."""
+    docs, downloads = ROOT / "docs", []
+    for page in PAGES:
+        if page.parent not in (ROOT, docs, *docs.iterdir()) or page.name == "CONTRIBUTING.md":
+            continue
+        of_readme = page.parent == ROOT
+        to_site = repository_links.of_readme if of_readme else repository_links.of_page
+        folder = docs if of_readme else page.parent
+        for link in LINK.findall(prose(page.read_text())):
+            target = to_site(link)
+            if target.startswith("path:"):
+                downloads.append(target)
+                assert (folder / target.removeprefix("path:")).is_file(), (page.name, link)
+    assert "path:../CONTRIBUTING.md" in downloads
 
 
 def test_a_broken_link_is_seen():
