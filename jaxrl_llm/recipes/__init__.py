@@ -2,17 +2,14 @@
 
 from jaxrl_llm.recipes.batch import Batch, validate_batch
 from jaxrl_llm.recipes.catalog import EVOLUTION_PRESETS, PRESETS
-from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
+from jaxrl_llm.recipes.parts import Critic, ProcessRewardModel, RecipePart, Subagent, TurnUpdates
 from jaxrl_llm.recipes.presets import *  # noqa: F403
 from jaxrl_llm.recipes.presets import __all__ as _PRESET_NAMES
 from jaxrl_llm.recipes.presets.constrained import CgpoTask
 from jaxrl_llm.recipes.presets.evolution import eggroll, es_qiu, open_es
 from jaxrl_llm.recipes.presets.preferences import listwise, pairwise, unpaired
-from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.recipe import AlgoState, Recipe
-from jaxrl_llm.recipes.subagent import Subagent
-from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.wiring import Computed
 
 __all__ = [
@@ -26,6 +23,7 @@ __all__ = [
     "EvolutionRecipe",
     "ProcessRewardModel",
     "Recipe",
+    "RecipePart",
     "Subagent",
     "TurnUpdates",
     "eggroll",

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +24,28 @@ from jaxrl_llm.curation.collectors.protocol import declares, draft_steps_of
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
-from jaxrl_llm.recipes.critic import Critic
-from jaxrl_llm.recipes.prm import ProcessRewardModel
+from jaxrl_llm.recipes.parts import (
+    Critic,
+    ProcessRewardModel,
+    RecipePart,
+    SecondModel,
+    Subagent,
+    TurnUpdates,
+    merged,
+    without_repeats,
+)
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
 from jaxrl_llm.recipes.results import (
     corrected,
-    weights_at,
     weights_of,
     with_computed,
     with_extra,
     without,
 )
-from jaxrl_llm.recipes.subagent import Subagent
-from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.wiring import Computed
 from jaxrl_llm.regularizers import EarlierPolicies
+
+P = TypeVar("P", bound=RecipePart)
 
 
 class AlgoState(NamedTuple):
@@ -65,7 +72,7 @@ class Recipe:
     """A policy-gradient method: one function per slot. It holds no arrays.
 
         loss = sum_t weights_t * (correction_t * surrogate_t + sum_r regularizer_t)
-               - text_coef * mean of logp over the tokens of texts
+               + what its parts add
 
     The slots are orthogonal. An inconsistent combination raises an error with the reason when the
     Recipe is created.
@@ -96,6 +103,10 @@ class Recipe:
         :mod:`jaxrl_llm.curation.collectors.protocol`.
       computed: Numbers that the method needs beyond the batch, each a :class:`Computed`. Later
         functions read them by name; see also ``core.given``.
+      parts: What the method adds to the update beyond these slots: values of
+        :class:`~jaxrl_llm.recipes.parts.RecipePart`, each of another kind. The arguments from
+        ``critic`` to ``text_coef`` are short forms: each makes its part, and has the value of a
+        part that ``parts`` names.
       critic: A value model that is trained with the policy; see :class:`Critic`.
       prm: A process reward model that is trained with the policy, in place of a critic;
         see :class:`ProcessRewardModel`.
@@ -118,10 +129,8 @@ class Recipe:
       turn_updates: If set, each turn of a batch is an optimizer step; see :class:`TurnUpdates`.
       subagent: A second policy that answers what the environment asks it, and is trained on its
         answers; see :class:`~jaxrl_llm.recipes.Subagent`. None for none.
-      text_coef: Weight of the loss on texts, such as those of the pretraining: rollouts that are
-        True in the extra ``texts``, which ``curation.plain_texts`` brings. All other slots see the
-        batch without them (:meth:`without_texts`). The mean is over the tokens of one optimizer
-        step. 0 for no texts.
+      text_coef: Weight of the loss on texts, see :class:`~jaxrl_llm.recipes.parts.Texts`; 0 for no
+        texts.
       inputs: Names of further extras that the batch holds.
       epochs: Number of passes over a batch; a run's config or ``train.make_step`` may override it.
       minibatches: Number of parts of a batch, each with an optimizer step; the same may override
@@ -158,6 +167,7 @@ class Recipe:
     selection: Callable | None = None
     collector: Collector | None = None
     computed: tuple[Computed, ...] = ()
+    parts: tuple[RecipePart, ...] = ()
     critic: Critic | None = None
     prm: ProcessRewardModel | None = None
     likelihood: Likelihood | FlowLikelihood | None = None
@@ -178,15 +188,23 @@ class Recipe:
     forward_only: ClassVar[bool] = False  # see EvolutionRecipe
 
     def __post_init__(self):
+        for field, value in merged(self).items():
+            object.__setattr__(self, field, value)
         wiring.check_recipe(self)
 
     def __repr__(self) -> str:
         """The slots by the names of their functions; those left at their defaults are not shown."""
-        return f"Recipe({format_fields(self)})"
+        rest = tuple(part for part in self.parts if not part.keyword)
+        written = format_fields(self, leave_out="parts")
+        return f"Recipe({written}{f', parts={rest!r}' if rest else ''})"
 
     def replace(self, **changes) -> "Recipe":
         """A copy with some slots changed, checked anew; TypeError if a name is not a field."""
-        return replace_fields(self, changes)
+        return replace_fields(self, without_repeats(self, changes))
+
+    def part(self, kind: type[P]) -> P | None:
+        """The part of this kind, or None."""
+        return next((part for part in self.parts if isinstance(part, kind)), None)
 
     def computed_from(self, *sources: str) -> dict[str, Any]:
         """The functions of ``computed`` from these sources by name, in their order."""
@@ -205,9 +223,9 @@ class Recipe:
         return wiring.required_fields(self).in_all
 
     @property
-    def second_model(self) -> Critic | ProcessRewardModel | None:
+    def second_model(self) -> SecondModel | None:
         """The critic or the process reward model; a recipe has at most one of them."""
-        return self.critic or self.prm
+        return self.part(SecondModel)
 
     @property
     def step_fields(self) -> frozenset[str]:
@@ -217,14 +235,8 @@ class Recipe:
         names |= {"grad_sq_norms"}
         if wiring.ANSWER_TEXTS in self.computed_from("responses"):
             names |= {"answer_logp"}
-        if self.critic is not None:
-            names |= {"values", "old_values"}
-        if self.prm is not None:
-            names |= {"prm_logp"}
-        for who in ("old", "ref", "anchor"):
-            names |= {*wiring.of_likelihood(self, who)}
-        if self.earlier is not None:
-            names |= {"earlier_logp"}
+        for part in self.parts:
+            names |= part.computed_by_step(self)
         return frozenset(names | {"old_logp", "ref_logp", "entropy"})
 
     @property
@@ -260,8 +272,7 @@ class Recipe:
     @property
     def uses_reference(self) -> bool:
         """Whether it uses the reference model: ``ref_logp``, or statistics of it."""
-        statistics = self.computed_from("reference") or wiring.of_likelihood(self, "ref")
-        return "ref_logp" in self.required_fields or bool(statistics)
+        return wiring.uses_reference(self)
 
     @property
     def reads_teacher_logits(self) -> bool:
@@ -369,68 +380,45 @@ class Recipe:
         each turn of the batch already is a step, the likelihood draws masks for another number of
         passes, or the recipe compares with an old policy that the likelihood cannot score.
         """
-        if self.likelihood and self.likelihood.passes not in (1, epochs):
-            raise ValueError(
-                f"recipe {self.name!r} draws masks for {self.likelihood.passes} passes over a "
-                f"batch; got epochs {epochs}; give its preset that number, as in "
-                f"diffu_grpo(epochs={epochs}), or its likelihood passes={epochs}."
-            )
-        if epochs * minibatches <= 1:
-            return
-        if self.turn_updates is not None:
-            raise ValueError(
-                f"recipe {self.name!r} makes an optimizer step of each turn of a batch; got epochs "
-                f"{epochs} and minibatches {minibatches}; use 1 and 1."
-            )
-        if self._only_on_policy and not traits_of(self.surrogate).reuses_samples:
+        several = epochs * minibatches > 1
+        if several and self._only_on_policy and not traits_of(self.surrogate).reuses_samples:
             raise ValueError(
                 f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so the "
                 f"optimizer steps on one batch would be biased from the second on; got epochs "
                 f"{epochs} and minibatches {minibatches}; use 1 and 1."
             )
-        if self.likelihood and self.likelihood.reads_advantages and self.compares_old:
-            raise ValueError(
-                f"recipe {self.name!r} has a likelihood that depends on the advantages, and "
-                "old_logp is scored without them, so the ratios of several optimizer steps on one "
-                f"batch would be wrong; got epochs {epochs} and minibatches {minibatches}; use 1 "
-                "and 1."
-            )
+        for part in self.parts:
+            part.check_passes(self, epochs, minibatches)
 
     def check_staleness(self, max_staleness: int) -> None:
         """Raises ValueError if older weights may sample and the recipe has no correction for it."""
         if max_staleness <= 0:
             return
-        if self.likelihood is not None:
-            raise ValueError(
-                f"recipe {self.name!r} estimates likelihoods under the current weights only, "
-                f"without a comparison to older weights (max_staleness {max_staleness}); use 0."
-            )
+        option = f"max_staleness {max_staleness}"
+        self._check_policy_samples(option, instead="0")
         if declares(self.collector, "needs_fresh_weights"):
             raise ValueError(
                 f"recipe {self.name!r} trains each window of a response once and knows it by the "
-                f"version of its weights, which batches may share (max_staleness {max_staleness}); "
-                "use 0."
-            )
-        if self.subagent is not None:
-            raise ValueError(
-                f"recipe {self.name!r} trains a subagent on the answers of its own weights "
-                f"(max_staleness {max_staleness}); use 0."
-            )
-        if self.turn_updates is not None:
-            raise ValueError(
-                f"recipe {self.name!r} takes the ratio of each turn to the policy just before its "
-                f"step, so rollouts of older weights (max_staleness {max_staleness}) would bias "
-                "it; use 0."
+                f"version of its weights, which batches may share ({option}); use 0."
             )
         if self.reads_behavior and not wiring.corrects_behavior(self):
             corrects = self.correction is not None
             remedy = "give its correction weights" if corrects else "add a correction"
             raise ValueError(
                 f"recipe {self.name!r} reads behavior_logp, but only to drop tokens or to scale "
-                f"its update, so those of older weights (max_staleness {max_staleness}) would have "
-                f"no ratio to them; {remedy}, or use 0."
+                f"its update, so those of older weights ({option}) would have no ratio to them; "
+                f"{remedy}, or use 0."
             )
-        self._check_ratio_to("older weights", f"max_staleness {max_staleness}", instead="0")
+        self._check_ratio_to("older weights", option, instead="0")
+
+    def _check_policy_samples(self, option: str, *, instead: str) -> None:
+        """Raises ValueError if a part allows no other weights to sample than the policy's."""
+        for part in self.parts:
+            if (reason := part.refuses_other_sampler()) is not None:
+                raise ValueError(
+                    f"recipe {self.name!r} {reason}, so rollouts of other weights ({option}) "
+                    f"would bias it; use {instead}."
+                )
 
     def _check_ratio_to(self, sampler: str, option: str, *, instead: str) -> None:
         """Raises ValueError if another policy samples, and old_logp cannot be of that policy.
@@ -467,22 +455,9 @@ class Recipe:
             )
         if draft_steps_of(self.collector) is not None:
             return
-        if self.likelihood is not None:
-            raise ValueError(
-                f"recipe {self.name!r} estimates likelihoods without a comparison to the policy "
-                f"that sampled, which {option} would round; use None, or for a flow policy a "
-                "collector of drafts, such as curation.drafted."
-            )
-        if self.subagent is not None:
-            raise ValueError(
-                f"recipe {self.name!r} samples two policies, and {option} of the sampler rounds "
-                "one; use None."
-            )
-        if self.turn_updates is not None:
-            raise ValueError(
-                f"recipe {self.name!r} takes the ratio of each turn to the policy just before its "
-                f"step, so rollouts of a rounded policy ({option}) would bias it; use None."
-            )
+        drafts = ", or for a flow policy a collector of drafts, such as curation.drafted"
+        drafts = drafts if self.likelihood is not None else ""
+        self._check_policy_samples(option, instead=f"None{drafts}")
         self._check_ratio_to("rounded weights", option, instead="None")
 
     def init(self, output_shape: tuple[int, int] | None = None) -> AlgoState:
@@ -536,16 +511,16 @@ class Recipe:
         if self.draws and key is None:
             raise ValueError(f"Recipe {self.name!r}.prepare draws random numbers; give it a key.")
         present = batch.mask & batch.where[..., None]
-        batch = self.without_texts(batch)
+        batch = self.responses(batch)
         state = AlgoState._make(algo_state)
         step = {"response_mask": batch.mask} | ({} if key is None else {"key": key})
         if self.reads_last_kl:  # else the train step does not measure it
             step["last_kl"] = state.last_kl
         rewards = jnp.asarray(batch.rewards, jnp.float32)
 
-        def call(function: Callable, *arrays: Any) -> Any:
-            """Calls a function of a slot with the batch as it is by then."""
-            context = wiring.context(batch, wiring.PREPARE_CONTEXT) | step
+        def call(function: Callable, *arrays: Any, of: Batch | None = None) -> Any:
+            """Calls a function of a slot with a batch, by default as it is by then."""
+            context = wiring.context(of or batch, wiring.PREPARE_CONTEXT) | step
             return call_with(function, *arrays, context=context)
 
         controllers = dict(state.controllers)  # those of visits move before the batch is prepared
@@ -581,43 +556,34 @@ class Recipe:
         for name, function in self.computed_from("batch").items():
             batch = with_computed(self, batch, name, call(function, advantages))
         batch = self.measure(batch, batch.old_logp)
-        if self.critic is not None:
-            # The rewards of tokens that the selection drops still count, as in the advantages.
-            whole = batch.replace(mask=unselected)
-            context = wiring.context(whole, wiring.PREPARE_CONTEXT)
-            returns = call_with(self.critic.returns, rewards, context=context | step)
-            shapes = wiring.head_shapes(self, batch)
-            wiring.check_output(self.name, "the critic's returns", returns, *shapes)
-            if returns.shape == batch.mask.shape:
-                returns = jnp.broadcast_to(returns[..., None], shapes[1])
-            batch = with_extra(batch, "returns", returns)
-            if self.selection is not None:
-                places = weights_of(self, self.critic.weights, whole, context, *shapes) != 0
-                batch = with_extra(batch, "critic_places", places)
+        for part in self.parts:
+            batch = part.prepared(self, batch, unselected, call)
         if self.selection is not None and self.reads_sequences:
             left = jnp.any(batch.mask, axis=-1, keepdims=True)
             batch = batch.with_extras({"selected_tokens": batch.mask})
             batch = batch.replace(mask=unselected & left)
-        if self.text_coef:
-            batch = batch.replace(mask=batch.mask | (present & batch.extras["texts"][..., None]))
+        for part in self.parts:
+            batch = part.masked(batch, present)
         batch = self.weigh(batch).check()
         return batch, AlgoState(advantage, curation, controllers, state.last_kl, state.rules)
 
-    def without_texts(self, batch: Batch) -> Batch:
-        """The batch in which texts have no part: False in ``where`` and ``mask``.
+    def responses(self, batch: Batch) -> Batch:
+        """The batch in which only responses have a part, without tokens that the selection drops.
 
-        Nor have tokens that the selection drops. The same batch if there are neither.
+        What else trains, such as texts, is False in ``where`` and ``mask``.
         """
         if "selected_tokens" in batch.extras:
             batch = batch.replace(mask=batch.mask & batch.extras["selected_tokens"])
-        if not self.text_coef:
-            return batch
-        responses = ~batch.extras["texts"]
-        return batch.replace(where=batch.where & responses, mask=batch.mask & responses[..., None])
+        return self._sequences(batch)
 
     def sequence_mask(self, batch: Batch) -> Array:
         """The ``mask`` of a prepared batch's responses, with what the selection drops of them."""
-        return batch.mask & ~batch.extras["texts"][..., None] if self.text_coef else batch.mask
+        return self._sequences(batch).mask
+
+    def _sequences(self, batch: Batch) -> Batch:
+        for part in self.parts:
+            batch = part.responses(batch)
+        return batch
 
     def measure(self, batch: Batch, logp: Array | None) -> Batch:
         """The batch with the entries computed from "update", for a policy's log-probabilities.
@@ -629,7 +595,7 @@ class Recipe:
             old_logp = batch.old_logp
             if logp is None or old_logp is None:
                 logp = old_logp = jnp.zeros(batch.mask.shape, jnp.float32)
-            mask = self.without_texts(batch).mask
+            mask = self.responses(batch).mask
             value = function(jax.lax.stop_gradient(logp), old_logp, mask)
             batch = with_computed(self, batch, name, value)
         return batch
@@ -644,7 +610,7 @@ class Recipe:
           algo_state: The state that ``prepare`` returned with it.
           logp: ``[P, G, T]``, each row under the policy before its first optimizer step.
         """
-        context = wiring.context(self.without_texts(batch), wiring.LEARN_CONTEXT)
+        context = wiring.context(self.responses(batch), wiring.LEARN_CONTEXT)
         old_logp = logp if batch.old_logp is None else batch.old_logp
         context |= {"logp": logp, "old_logp": old_logp}
 
@@ -670,24 +636,16 @@ class Recipe:
         Raises ValueError if a weighting returns a wrong shape, TypeError if it is not floating
         point.
         """
-        responses = self.without_texts(batch)
+        responses = self.responses(batch)
         context = wiring.context(responses, wiring.PREPARE_CONTEXT)
         surrogate = traits_of(self.surrogate)
         repeated = surrogate.reads_sequence and surrogate.level == "sequence"
         counted = responses.replace(mask=self.sequence_mask(batch)) if repeated else responses
         weights = weights_of(self, self.weights, counted, context)
         weights = masking.zero_masked(weights, responses.mask)
-        if self.text_coef:
-            texts = aggregate.token_mean(batch.mask & batch.extras["texts"][..., None])
-            weights = weights + self.text_coef * texts
         batch = batch.replace(weights=weights)
-        if self.critic is not None:
-            shapes = wiring.head_shapes(self, batch)
-            if self.selection is None:
-                weights = weights_of(self, self.critic.weights, responses, context, *shapes)
-            else:
-                weights = weights_at(self, responses, *shapes)
-            batch = with_extra(batch, "critic_weights", weights)
+        for part in self.parts:
+            batch = part.weighed(self, batch, responses, context)
         return batch
 
     def loss(
@@ -727,7 +685,7 @@ class Recipe:
             if name not in (statistics or {}):
                 raise ValueError(f"Recipe {self.name!r}.loss: statistics has no {name!r}.")
         old_logp = jax.lax.stop_gradient(logp) if batch.old_logp is None else batch.old_logp
-        responses = self.without_texts(batch)
+        responses = self.responses(batch)
         context = wiring.context(responses, wiring.LOSS_CONTEXT) | dict(statistics or {})
         context |= {"logp": logp, "old_logp": old_logp, "entropy": entropy}
         of_sequences = context | {"mask": self.sequence_mask(batch)}
@@ -744,8 +702,8 @@ class Recipe:
             what = f"the loss of regularizer {name_of(term)}"
             wiring.check_output(self.name, what, added, batch.mask.shape)
             loss = loss + added
-        if self.text_coef:
-            loss = jnp.where(batch.extras["texts"][..., None], -logp, loss)
+        for part in self.parts:
+            loss = part.token_loss(loss, logp, batch)
         return aggregate.weighted_sum(loss, batch.weights)
 
     def _check_present(self, batch: Batch, names, where: str, hint: str = "") -> None:

@@ -25,10 +25,12 @@ def format_value(value) -> str:
     return stable_repr(value)
 
 
-def format_fields(record) -> str:
+def format_fields(record, *, leave_out: str = "") -> str:
     """The fields of a record that differ from their defaults, written as arguments."""
     changed = []
     for field in dataclasses.fields(record):
+        if field.name == leave_out:
+            continue
         value = getattr(record, field.name)
         if field.default is dataclasses.MISSING or value != field.default:
             changed.append(f"{field.name}={format_value(value)}")

@@ -58,21 +58,3 @@ def weights_of(
     checks.check_float(f"Recipe {recipe.name!r}", weights=weights)
     by_head = weights.ndim > batch.mask.ndim
     return masking.zero_masked(weights, batch.mask[..., None] if by_head else batch.mask)
-
-
-def weights_at(recipe, batch: Batch, *shapes: tuple[int, ...]) -> Array:
-    """Weights of a critic that add up over those of its places that the selection left.
-
-    The first token that is left of a turn may not be the one that has its target.
-    """
-
-    def at(places: Array) -> Array:
-        left = batch.replace(mask=batch.mask & places)
-        context = wiring.context(left, wiring.PREPARE_CONTEXT)
-        return weights_of(recipe, recipe.critic.weights, left, context, *shapes)
-
-    places = batch.extras["critic_places"]
-    if places.ndim == batch.mask.ndim:
-        return at(places)
-    heads = range(places.shape[-1])  # each has places of its own
-    return jnp.stack([at(places[..., head])[..., head] for head in heads], axis=-1)

@@ -7,28 +7,23 @@ with a parameter that its slot does not provide raises an error when the recipe 
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import corrections
-from jaxrl_llm.core import Transform, accepted, call_with, checks, functions_of, parts_of, traits_of
+from jaxrl_llm.core import Transform, accepted, checks, functions_of, parts_of, traits_of
 from jaxrl_llm.curation.collectors.protocol import (
     GRADED_BY_RUN,
     collector_parts,
     declares,
 )
-from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
+from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.recipes.batch import Batch
-from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.inputs import EXTRAS, shaped_extras
-from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import name_of
-from jaxrl_llm.recipes.subagent import Subagent
-from jaxrl_llm.recipes.turn_updates import TurnUpdates
-from jaxrl_llm.regularizers import AnchoredReference, EarlierPolicies
 
 # What `prepare` offers to its slots, and `loss` to the surrogate and the regularizers, by keyword;
 # the batch's extras and what the recipe computes come on top.
@@ -56,7 +51,7 @@ LOSS_CONTEXT = (
     "rewards",
     "advantages",
 )
-# What a policy says of a batch before the update, and of the update before.
+# Entries that depend on the policy: its numbers before this update, or the KL of the previous one.
 _OF_POLICY = frozenset({"old_logp", "behavior_logp", "ref_logp", "old_entropy", "last_kl"})
 # What `learn` of a Transform is offered, after the update.
 LEARN_CONTEXT = (*PREPARE_CONTEXT, "advantages")
@@ -153,21 +148,27 @@ class Computed(NamedTuple):
 ((DRAW_LOGP, _),) = Likelihood.statistics
 # Names that mean something else already.
 _RESERVED = frozenset({*PREPARE_CONTEXT, *PREPARE_ONLY, *LOSS_CONTEXT, "selected_tokens"})
-_OF_CRITIC = frozenset({"values", "old_values", "returns", "critic_weights", "critic_places"})
+# Numbers of the reference that a denoising model has besides ref_logp.
+_OF_REFERENCE = frozenset({"ref_draw_logp", "ref_step_mean", "ref_velocity"})
 
 
 # What a slot hands over
 
 
 class Reader(NamedTuple):
-    """A function in a slot, and the names of its positional arguments."""
+    """A function in a slot, and the names of its positional arguments.
+
+    ``offered`` is the slot whose entries it may read by name, for a function of a part: "prepared"
+    for all that is known when the batch is prepared, or "weights".
+    """
 
     slot: str
     function: Callable
     positional: tuple[str, ...]
+    offered: str = ""
 
 
-# What is computed from these sources gets by position; the others, of the vocabulary, logits.
+# Positional arguments by source; statistics of the vocabulary take (logits, targets).
 _PLACES = {"batch": ("advantages",), "update": ("logp", "old_logp", "mask")}
 
 # What the plain functions get, in this order and by position.
@@ -203,7 +204,8 @@ def learners(recipe) -> list[Reader]:
     return [Reader("learn", part.learn, ("state",)) for part in parts if part.learn is not None]
 
 
-def _label(entry: Computed) -> str:
+def label_of(entry: Computed) -> str:
+    """What an error calls an entry."""
     return f"computed {entry.name!r} ({entry.source})"
 
 
@@ -219,15 +221,13 @@ def readers(recipe) -> tuple[list[Reader], list[Reader]]:
         prepare += transform_readers(slot, getattr(recipe, slot))
     for entry in recipe.computed:
         if entry.source == "controller":
-            prepare += transform_readers(_label(entry), entry.function)
+            prepare += transform_readers(label_of(entry), entry.function)
         elif entry.source == "last_visit":
-            prepare.append(Reader(_label(entry), entry.function.recall, ("state",)))
+            prepare.append(Reader(label_of(entry), entry.function.recall, ("state",)))
         elif entry.source not in ("responses", "optimizer"):  # these read no array of the batch
             positional = _PLACES.get(entry.source, ("logits", "targets"))
-            prepare.append(Reader(_label(entry), entry.function, positional))
-    if recipe.critic is not None:
-        prepare.append(Reader("critic's returns", recipe.critic.returns, ("rewards",)))
-        prepare.append(Reader("critic's weights", recipe.critic.weights, ("mask",)))
+            prepare.append(Reader(label_of(entry), entry.function, positional))
+    prepare += [reader for part in recipe.parts for reader in part.readers()]
     loss = [plain["surrogate"]] + [Reader("regularizer", f, ()) for f in recipe.regularizers]
     return prepare, loss + learners(recipe)
 
@@ -241,9 +241,9 @@ def unfilled(reader: Reader) -> list[inspect.Parameter]:
     return [p for p in parameters if p not in filled and p.kind not in variable]
 
 
-def _loss_of_prm(recipe) -> Reader:
-    """The loss of a recipe's process reward model."""
-    return Reader("loss of the prm", recipe.prm.loss, ("logp", "old_logp", "mask", "rewards"))
+def named_by(*readers: Reader) -> set[str]:
+    """The entries that functions read by name."""
+    return {p.name for reader in readers for p in unfilled(reader)}
 
 
 # What a recipe requires
@@ -264,8 +264,7 @@ def required_fields(recipe) -> RequiredFields:
     prepare, loss = readers(recipe)
     before_loss = set(recipe.computed_from("controller", "batch", "update"))
     in_loss = before_loss | set(recipe.computed_from("policy"))
-    if recipe.critic is not None:
-        in_loss |= {"returns"}
+    in_loss |= {name for part in recipe.parts for name in part.computed_by_prepare()}
     before = set(recipe.computed_from(*COMPUTED_BEFORE))
     known = set(EXTRAS) | set(recipe.inputs) | before
 
@@ -277,24 +276,10 @@ def required_fields(recipe) -> RequiredFields:
     first = frozenset(names(prepare, _COSTLY_TO_PREPARE, before_loss))
     if recipe.correction is not None:
         first |= {"old_logp", "behavior_logp"}
-    if recipe.critic is not None:
-        first |= {"values", "old_values"}
-    if recipe.prm is not None:
-        first |= {"prm_logp", "old_logp"}
-        first |= {"ref_logp"} & {p.name for p in unfilled(_loss_of_prm(recipe))}
-    if recipe.turn_updates is not None:
-        first |= {"turn_ids", "turn_where"}
-    if recipe.text_coef:
-        first |= {"texts"}
-    if recipe.likelihood is not None:
-        first |= set(recipe.likelihood.fields)
     every = first | frozenset(names(loss, _COSTLY & {*LOSS_CONTEXT}, in_loss))
-    if recipe.likelihood is not None and recipe.likelihood.passes > 1:
-        compared = every & {"old_logp", "ref_logp"}
-        compared |= {"old_logp"} if compares_old(recipe) else set()
-        first |= (passes := {name.replace("logp", DRAW_LOGP) for name in compared})
-        every |= passes
-    return RequiredFields(first, every)
+    for part in recipe.parts:
+        first |= part.required(recipe, every)
+    return RequiredFields(first, first | every)
 
 
 def policy_controllers(recipe) -> frozenset[str]:
@@ -304,7 +289,7 @@ def policy_controllers(recipe) -> frozenset[str]:
         entry.name
         for entry in recipe.computed
         if entry.source == "controller"
-        for reader in transform_readers(_label(entry), entry.function)
+        for reader in transform_readers(label_of(entry), entry.function)
         if of_policy & {parameter.name for parameter in unfilled(reader)}
     )
 
@@ -333,17 +318,10 @@ def moot_if_equal(recipe, name: str) -> bool:
     return slots == {"advantage"} and traits_of(recipe.advantage.update).zero_if_equal
 
 
-def of_likelihood(recipe, who: str) -> dict[str, str]:
-    """The required extras that hold the results of a likelihood's scorer, by the scorer's names.
-
-    ``who`` is the policy that is scored: "old", "ref" for the reference, or "anchor" for the one
-    that a moving reference began with.
-    """
-    if recipe.likelihood is None:
-        return {}
-    names = {f"{who}_{name}": name for name, _ in recipe.likelihood.statistics}
-    required = required_fields(recipe).in_all
-    return {extra: name for extra, name in names.items() if extra in required}
+def uses_reference(recipe) -> bool:
+    """Whether a function reads log-probabilities or statistics of the reference."""
+    names = required_fields(recipe).in_all & {"ref_logp", *_OF_REFERENCE}
+    return bool(names or recipe.computed_from("reference"))
 
 
 def reads_teacher_logits(recipe) -> bool:
@@ -419,20 +397,13 @@ def check_output(recipe: str, what: str, value, *shapes: tuple[int, ...]) -> Non
         )
 
 
-def head_shapes(recipe, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes that a critic's functions may return: one value for all heads, or one per head."""
-    return batch.mask.shape, (*batch.mask.shape, recipe.critic.heads)
-
-
 def check_recipe(recipe) -> None:
     """Raises TypeError or ValueError unless the slots are valid and compatible."""
     _check_kinds(recipe)
     # One name for two things would leave one of them without effect.
     taken = dict.fromkeys(_RESERVED, "the batch or the step")
-    if recipe.critic is not None:
-        taken |= dict.fromkeys(_OF_CRITIC, "the critic")
-    if recipe.prm is not None:
-        taken |= {"prm_logp": "the process reward model"}
+    for part in recipe.parts:
+        taken |= dict.fromkeys(part.reserved, part.title)
     # A batch may hold what would otherwise be computed before it is prepared.
     replaceable = set(recipe.computed_from(*COMPUTED_BEFORE))
     entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
@@ -448,17 +419,6 @@ def check_recipe(recipe) -> None:
     _check_meaning(recipe)
 
 
-# Slots that hold one record: its type, and how an error calls it.
-_RECORDS = {
-    "turn_updates": (TurnUpdates, "a TurnUpdates"),
-    "subagent": (Subagent, "a Subagent"),
-    "critic": (Critic, "a Critic"),
-    "earlier": (EarlierPolicies, "made by regularizers.earlier_policies"),
-    "prm": (ProcessRewardModel, "a ProcessRewardModel"),
-    "likelihood": (Likelihood | FlowLikelihood, "a diffusion.Likelihood or FlowLikelihood"),
-}
-
-
 def _check_kinds(recipe) -> None:
     """Raises TypeError unless each slot holds the kind of thing it should."""
     name = f"Recipe {recipe.name!r}"
@@ -471,7 +431,7 @@ def _check_kinds(recipe) -> None:
                 f"{name}: {slot} must be a Transform; got {value!r}. "
                 "Lift a function with jaxrl_llm.stateless(function, **options)."
             )
-    for slot in ("surrogate", "weights", "correction", "selection", "reference"):
+    for slot in ("surrogate", "weights", "correction", "selection"):
         value = getattr(recipe, slot)
         optional = slot not in ("surrogate", "weights")
         if not (callable(value) or (optional and value is None)):
@@ -481,12 +441,6 @@ def _check_kinds(recipe) -> None:
             f"{name}: regularizers must be a tuple of functions, such as (term,); "
             f"got {recipe.regularizers!r}."
         )
-    for slot, (kind, what) in _RECORDS.items():
-        value = getattr(recipe, slot)
-        if not isinstance(value, kind | None):
-            raise TypeError(f"{name}: {slot} must be {what}; got {value!r}.")
-    if recipe.prm is not None and recipe.critic is not None:
-        raise ValueError(f"{name}: a recipe cannot have both a critic and a process reward model.")
     check_collector(name, recipe.collector)
     if not isinstance(recipe.inputs, tuple) or not all(isinstance(x, str) for x in recipe.inputs):
         raise TypeError(f"{name}: inputs must be a tuple of names; got {recipe.inputs!r}.")
@@ -510,7 +464,7 @@ def _check_entry(name: str, entry: Computed) -> None:
     if not isinstance(entry.name, str):
         raise TypeError(f"{name}: the name of {entry!r} must be a string.")
     checks.check_option(f"{name}: computed {entry.name!r}", "source", entry.source, SOURCES)
-    what, function = f"{name}: {_label(entry)}", entry.function
+    what, function = f"{name}: {label_of(entry)}", entry.function
     if entry.source == "controller":
         if not isinstance(function, Transform):
             raise TypeError(
@@ -546,7 +500,7 @@ def check_collector(name: str, collector: Any) -> None:
             )
 
 
-def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
+def check_arguments(recipe: str, reader: Reader, offered: Collection[str] = frozenset()) -> None:
     """Raises ValueError if a function requires what its slot does not have, or takes too little."""
     what = f"Recipe {recipe!r}: {reader.slot} {name_of(reader.function)}"
     parameters = list(accepted(reader.function).values())
@@ -566,10 +520,11 @@ def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
         )
     for parameter in unfilled(reader):
         if parameter.default is inspect.Parameter.empty and parameter.name not in offered:
-            known = [*reader.positional, *sorted(offered - set(EXTRAS) - set(reader.positional))]
+            names = set(offered)
+            known = [*reader.positional, *sorted(names - set(EXTRAS) - set(reader.positional))]
             hint = "Options are fixed with jaxrl_llm.bind"
-            if set(EXTRAS) & offered:
-                which = "" if set(EXTRAS) <= offered else " that have a value a token"
+            if set(EXTRAS) & names:
+                which = "" if set(EXTRAS) <= names else " that have a value a token"
                 known.append(f"and the extras of recipes.inputs.EXTRAS{which}")
                 hint += "; another array that the batch holds in extras is named in "
                 hint += "Recipe(inputs=...)"
@@ -587,17 +542,16 @@ def _offers(recipe) -> dict[str, set[str]]:
     offers = {"correction": set()}
     by_source = {s: [e for e in recipe.computed if e.source == s] for s in SOURCES}
     for entry in by_source["controller"]:  # each sees those before it
-        offers[_label(entry)] = set(known)
+        offers[label_of(entry)] = set(known)
         known.add(entry.name)
     offers |= {slot: set(known) for slot in ("curation", "advantage", "selection")}
     for entry in by_source["batch"]:
-        offers[_label(entry)] = set(known)
+        offers[label_of(entry)] = set(known)
         known.add(entry.name)
-    offers["critic's returns"] = known
-    offers |= {slot: known - {*PREPARE_ONLY} for slot in ("weights", "critic's weights")}
-    offers |= {_label(entry): set() for entry in by_source["update"]}
+    offers |= {"prepared": known, "weights": known - {*PREPARE_ONLY}}
+    offers |= {label_of(entry): set() for entry in by_source["update"]}
     fields = {"tokens", "mask", "where", "prompt_ids"}
-    offers |= {_label(entry): fields for entry in by_source["last_visit"]}
+    offers |= {label_of(entry): fields for entry in by_source["last_visit"]}
     # Row by row, so only what has a value a token.
     of_tokens = {name for name, x in EXTRAS.items() if x.axes.startswith("PGT")}
     of_tokens |= set(recipe.inputs)
@@ -608,14 +562,13 @@ def _offers(recipe) -> dict[str, set[str]]:
         "teacher": of_tokens | old_policy,
         "policy": of_tokens | before | batch | {TEACHER_LOGITS},
     }
-    offers |= {_label(entry): rows[source] for source in rows for entry in by_source[source]}
+    offers |= {label_of(entry): rows[source] for source in rows for entry in by_source[source]}
     loss = (
         extras
         | set(LOSS_CONTEXT)
         | set(recipe.computed_from("controller", "batch", "update", "policy"))
     )
-    if recipe.likelihood is not None:
-        loss |= {name for name, _ in recipe.likelihood.statistics}
+    loss |= {name for part in recipe.parts for name in part.statistics()}
     learn = (known | loss) - {*PREPARE_ONLY, "entropy"}
     return offers | {"surrogate": loss, "regularizer": loss, "learn": learn}
 
@@ -628,27 +581,8 @@ def _check_functions(recipe) -> None:
     """
     offers, called = _offers(recipe), [r for phase in readers(recipe) for r in phase]
     for reader in called:
-        _check_arguments(recipe.name, reader, offers[reader.slot])
-    if recipe.reference is not None:
-        reference = Reader("reference", recipe.reference, ("reference", "params", "step"))
-        _check_arguments(recipe.name, reference, {"key"})
-    if (critic := recipe.critic) is not None:
-        for slot, function, arguments in (
-            ("loss", critic.loss, ("values", "old_values", "returns", "mask")),
-            ("combine", critic.combine, ("values",)),
-        ):
-            _check_arguments(recipe.name, Reader(f"critic's {slot}", function, arguments), set())
-    if recipe.prm is not None:
-        loss = _loss_of_prm(recipe)
-        numbers = {"where", "pairs", "rollouts", "ref_logp"}
-        _check_arguments(recipe.name, loss, {*EXTRAS, *recipe.inputs, *numbers})
-        named = {p.name for p in unfilled(loss)}
-        if recipe.reference is not None and "ref_logp" in named:
-            raise ValueError(
-                f"Recipe {recipe.name!r}: the loss of the prm reads ref_logp, which a moving "
-                "reference scores only after the prm's step; leave one of them out."
-            )
-    controllers = {_label(entry) for entry in recipe.computed if entry.source == "controller"}
+        check_arguments(recipe.name, reader, offers[reader.offered or reader.slot])
+    controllers = {label_of(entry) for entry in recipe.computed if entry.source == "controller"}
     others = [accepted(r.function).values() for r in called if r.slot not in controllers]
     if any(p.kind is p.VAR_KEYWORD for parameters in others for p in parameters):
         return
@@ -661,37 +595,9 @@ def _check_functions(recipe) -> None:
     for entry in recipe.computed:
         if entry.name not in read:
             raise ValueError(
-                f"Recipe {recipe.name!r}: no function reads {_label(entry)}; name it in one, or "
+                f"Recipe {recipe.name!r}: no function reads {label_of(entry)}; name it in one, or "
                 f"connect it with jaxrl_llm.given(function, parameter={entry.name!r})."
             )
-
-
-def _check_likelihood(recipe) -> None:
-    """Raises ValueError if a recipe with a likelihood reads what only a causal model has."""
-    name = f"Recipe {recipe.name!r} has a likelihood of a denoising model, and"
-    for slot in ("correction", "critic", "prm", "turn_updates", "subagent"):
-        if getattr(recipe, slot) is not None:
-            raise ValueError(
-                f"{name} a {slot}, which reads tokens from left to right; leave one of them out."
-            )
-    if recipe.has_teacher:
-        raise ValueError(
-            f"{name} a teacher, which scores tokens from left to right; leave one of them out."
-        )
-    causal = {"behavior_logp", "hidden_sq", "hidden_rank", "kl_logp", "kl_ref_logp", "answer_logp"}
-    causal |= {"grad_sq_norms"}
-    if names := sorted(causal & recipe.required_fields):
-        raise ValueError(f"{name} reads {names[0]}, which only a causal model has.")
-    scored = sorted({"old_logp", "ref_logp"} & recipe.required_fields)
-    if scored and recipe.likelihood.reads_advantages:
-        raise ValueError(
-            f"{name} reads {scored[0]}, which cannot be compared with the policy's bound, since "
-            f"{recipe.likelihood.estimate!r} depends on the advantages; use another likelihood, "
-            "such as diffusion.elbo_likelihood()."
-        )
-    for entry in recipe.computed:
-        if entry.source in (*BEFORE_PREPARE, "optimizer", "policy"):
-            raise ValueError(f"{name} {_label(entry)}, which reads next-token probabilities.")
 
 
 def _check_meaning(recipe) -> None:
@@ -699,17 +605,10 @@ def _check_meaning(recipe) -> None:
 
     Such as a function of tokens behind a surrogate of sequences.
     """
-    if recipe.likelihood is not None:
-        _check_likelihood(recipe)
+    for part in recipe.parts:
+        part.check(recipe)
     if recipe.correction is not None:
         _check_correction(recipe)
-    if recipe.turn_updates is not None and (measured := recipe.computed_from("update")):
-        raise ValueError(
-            f"Recipe {recipe.name!r}: computed {next(iter(measured))!r} (update) compares the "
-            "policy with old_logp, which turn_updates scores before each step, so they are always "
-            "equal; leave one of them out."
-        )
-    _check_texts(recipe)
     ungraded = declares(recipe.collector, "lacks_components")
     if ungraded and "reward_components" in recipe.required_fields:
         raise ValueError(
@@ -718,14 +617,7 @@ def _check_meaning(recipe) -> None:
         )
     if recipe.head:
         _check_head(recipe)
-    _check_models(recipe)
-    if recipe.critic is not None and recipe.critic.warmup and recipe.subagent is not None:
-        raise ValueError(
-            f"Recipe {recipe.name!r}: the critic trains alone in the first {recipe.critic.warmup} "
-            "steps, but a subagent trains in every step; leave out the critic's warmup or the "
-            "subagent."
-        )
-    if recipe.critic is None:
+    if not any("values" in part.reserved for part in recipe.parts):
         functions = [r.function for r in readers(recipe)[0]]
         if any("values" in accepted(f) for f in functions) and "values" not in recipe.inputs:
             raise ValueError(
@@ -734,27 +626,6 @@ def _check_meaning(recipe) -> None:
             )
     if traits_of(recipe.surrogate).level == "sequence":
         _check_levels(recipe)
-
-
-def _check_texts(recipe) -> None:
-    """Raises ValueError if texts are combined with what reads a batch of responses only."""
-    name = f"Recipe {recipe.name!r}"
-    checks.check_non_negative(name, finite=True, text_coef=recipe.text_coef)
-    if not recipe.text_coef:
-        return
-    for what, there in (
-        ("a likelihood of a denoising model", recipe.likelihood is not None),
-        ("a process reward model", recipe.prm is not None),
-        ("turn_updates", recipe.turn_updates is not None),
-        ("a subagent", recipe.subagent is not None),
-        ("a surrogate that trains a reward model", recipe.head is not None),
-        ("numbers computed from the last visit", bool(recipe.computed_from("last_visit"))),
-    ):
-        if there:
-            raise ValueError(
-                f"{name} has text_coef {recipe.text_coef:g} and {what}, which would read texts as "
-                "responses; leave one of them out."
-            )
 
 
 def _check_correction(recipe) -> None:
@@ -786,45 +657,6 @@ def _composed(correction: Callable | None) -> dict[str, Any] | None:
     if getattr(correction, "function", correction) not in known:
         return None
     return dict(getattr(correction, "options", ()))
-
-
-def _check_models(recipe) -> None:
-    """Raises ValueError if a reference, an earlier policy or a teacher is set without effect."""
-    name = f"Recipe {recipe.name!r}"
-    if recipe.reference is not None and not (recipe.uses_reference or recipe.has_teacher):
-        raise ValueError(
-            f"{name}: reference {name_of(recipe.reference)} moves a model that nothing uses: no "
-            "function names ref_logp, and nothing is computed from the reference or the teacher."
-        )
-    of_anchor = sorted(of_likelihood(recipe, "anchor"))
-    if of_anchor and not isinstance(recipe.reference, AnchoredReference):
-        raise ValueError(
-            f"{name} reads {of_anchor[0]}, of the policy that a moving reference began with; its "
-            "reference must be made by regularizers.anchored."
-        )
-    if isinstance(recipe.reference, AnchoredReference) and not of_anchor:
-        raise ValueError(
-            f"{name}: reference {recipe.reference!r} stores a policy that nothing uses: no "
-            "function reads an extra of the anchor, such as anchor_velocity."
-        )
-    if recipe.earlier is not None and "earlier_logp" not in recipe.required_fields:
-        raise ValueError(
-            f"{name}: earlier has policies that nothing uses: no function reads earlier_logp."
-        )
-    halves, moves = ("policy", "reference"), recipe.reference is not None
-    checks.check_option(name, "sampled_by", recipe.sampled_by, (*halves, halves))
-    needs = {"reference": "moves", halves: "is frozen and whose ref_logp a function reads"}
-    fits = moves if recipe.sampled_by == "reference" else recipe.uses_reference and not moves
-    if not fits and (kind := needs.get(recipe.sampled_by)):
-        raise ValueError(f"{name}: sampled_by={recipe.sampled_by!r} needs a reference that {kind}.")
-    modes = (None, "int8", "fp8")
-    checks.check_option(name, "sampler_quantization", recipe.sampler_quantization, modes)
-    checks.check_share(name, one=False, teacher_mixture=recipe.teacher_mixture)
-    if recipe.teacher_mixture and not (recipe.learns_from_model and corrects_behavior(recipe)):
-        raise ValueError(
-            f"{name}: teacher_mixture samples from policy and teacher, so the recipe must read "
-            "another model's numbers and weigh by behavior_logp."
-        )
 
 
 def _check_levels(recipe) -> None:
@@ -862,7 +694,7 @@ def _check_head(recipe) -> None:
         )
     of_policy = (*BEFORE_PREPARE, "optimizer", "policy", "update")
     for slot, value in (
-        ("a critic or a process reward model", recipe.second_model),
+        *((part.title, part) for part in recipe.parts),
         ("regularizers", recipe.regularizers),
         ("a reference", recipe.uses_reference),
         ("numbers computed from a policy", set(recipe.computed_from(*of_policy))),
@@ -911,14 +743,7 @@ def validate(recipe):
         return recipe  # the shapes of these are known only with a batch
     for source in STATISTICS:
         statistic_shapes(recipe, batch, source)
-    if recipe.reference is not None:
-        weights = {"w": shaped(1)}
-        init = getattr(recipe.reference, "init", None)
-        start = weights if init is None else init(weights)
-        step, key = shaped(dtype="int32"), jax.eval_shape(lambda: jax.random.key(0))
-        jax.eval_shape(
-            lambda *args: call_with(recipe.reference, *args[:3], context={"key": args[3]}),
-            *(start, weights, step, key),
-        )
+    for part in recipe.parts:
+        part.dry_run()
     jax.eval_shape(run, batch, logp)
     return recipe

@@ -333,7 +333,7 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
         weights = weights * prepared.correction
     advantages = advantages if advantages.ndim == 3 else advantages[..., None]
 
-    want, responses = -weights * advantages, recipe.without_texts(prepared)
+    want, responses = -weights * advantages, recipe.responses(prepared)
     if recipe.regularizers:
         values = wiring.context(responses, wiring.LOSS_CONTEXT) | dict(case.statistics)
         values |= {"entropy": case.entropy, "old_logp": case.logp}

@@ -52,7 +52,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
       entropy: ``[P, G, T]``.
       batch: The prepared batch.
     """
-    whole, batch, sequences = batch, recipe.without_texts(batch), recipe.sequence_mask(batch)
+    prepared, batch, sequences = batch, recipe.responses(batch), recipe.sequence_mask(batch)
     spread = diagnostics.group_spread(batch.rewards, where=batch.where)
     metrics = {
         "reward": masking.masked_mean(batch.rewards, batch.where),
@@ -62,10 +62,8 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         "tokens": jnp.sum(batch.mask, dtype=jnp.float32),
         "entropy": diagnostics.mean_entropy(entropy, batch.mask),
     }
-    if recipe.text_coef:
-        texts = whole.mask & whole.extras["texts"][..., None]
-        metrics["text_loss"] = -masking.masked_mean(logp, texts)
-        metrics["text_tokens"] = jnp.sum(texts, dtype=jnp.float32)
+    for part in recipe.parts:
+        metrics |= part.metrics(logp, prepared)
     if batch.old_logp is not None and not recipe.head:
         new, old = (_as_compared(recipe, x, sequences) for x in (logp, batch.old_logp))
         metrics["approx_kl"] = diagnostics.approx_kl(new, old, batch.mask, estimator="k3")
@@ -111,7 +109,10 @@ def no_signal(recipe: Recipe, batch: Batch) -> Array:
         advantages = jnp.asarray(batch.advantages)
         of_tokens = advantages if advantages.ndim == batch.mask.ndim else advantages[..., None]
         learns = of_tokens != 0
-        signal &= learns | batch.extras["texts"][..., None] if recipe.text_coef else learns
+        for part in recipe.parts:
+            if (others := part.others(batch)) is not None:
+                learns |= others
+        signal &= learns
     return 1.0 - jnp.any(signal).astype(jnp.float32)
 
 

@@ -123,7 +123,7 @@ plain(computed=(of("a", mean_logit, "old_policy"), of("a", mean_logit, "teacher"
 plain(computed=(of("a", counter(), "controller"),), inputs=("a",))
     # !.*inputs has the name 'a', which already comes from computed \(controller\)
 plain(computed=(of("returns", lambda advantages: advantages),), critic=critic())
-    # !.*computed \(batch\) has the name 'returns', which already comes from the critic
+    # !.*computed \(batch\) has the name 'returns', which already comes from a critic
 """
 
 

@@ -385,7 +385,7 @@ def test_groups_that_fail_are_sampled_around_chunks_of_the_reference(tmp_path):
         state.algo_state,
     )
     # Its ratio is of the whole sequence, so the hints stay in the mask, at weight 0.
-    trained = recipe.without_texts(prepared).mask
+    trained = recipe.responses(prepared).mask
     assert (np.asarray(trained) == np.asarray(batch.mask) & ~held).all()
     assert (np.asarray(prepared.mask) == np.asarray(batch.mask)).all()
     result = train(tiny_run(tmp_path / "run", **options, steps=2))

@@ -17,11 +17,11 @@ from jaxrl_llm import (
 )
 from jaxrl_llm.core import bind, chain, checks, stateless
 from jaxrl_llm.corrections.sequential import Order
+from jaxrl_llm.recipes.parts.process_reward import ProcessRewardModel
+from jaxrl_llm.recipes.parts.subagent import Subagent
+from jaxrl_llm.recipes.parts.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
-from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.subagent import Subagent
-from jaxrl_llm.recipes.turn_updates import TurnUpdates
 
 
 def arpo(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
 from jaxrl_llm.advantages.returns import Estimator
 from jaxrl_llm.core import Array, Transform, bind, chain, checks, given, pipe, stateless, traits
-from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.parts.critic import Critic
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, preferences, regularizers, surrogates
 from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
+from jaxrl_llm.recipes.parts.process_reward import ProcessRewardModel
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
-from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.recipe import Recipe
 
 

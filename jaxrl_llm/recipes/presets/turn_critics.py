@@ -18,7 +18,7 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.advantages.turn_critics import Combine
 from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
-from jaxrl_llm.recipes.critic import Critic, means_of_heads
+from jaxrl_llm.recipes.parts.critic import Critic, means_of_heads
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.critics import actor_critic, whitened
 from jaxrl_llm.recipes.recipe import Recipe

@@ -13,7 +13,7 @@ from jaxrl_llm import advantages, curation, regularizers, surrogates
 from jaxrl_llm.advantages.turn_rewards import turn_totals
 from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.curation.teachers import BEFORE_ANSWER
-from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.parts.critic import Critic
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.reinforce_family import penalized
 from jaxrl_llm.recipes.recipe import Recipe

@@ -28,7 +28,7 @@ def update_batch(
 ) -> tuple[TrainState, dict[str, Array]]:
     """The state after the optimizer steps of a batch, and their metrics."""
     recipe, before, of_parts = at.recipe, state.algo_state, dict[str, Array]()
-    sampled = recipe.without_texts(batch)
+    sampled = recipe.responses(batch)
     for part in parts:
         if part.first is not None:
             state, batch, metrics = part.first(state, batch, at)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.parts.critic import Critic
 from jaxrl_llm.train.batches import Passes, accumulate_gradients, run_passes
 from jaxrl_llm.train.critic import CriticState, critic_values
 from jaxrl_llm.train.optimizer import apply_if_finite, keep
@@ -70,7 +70,7 @@ def update_critic(
     remat: str,
 ) -> tuple[CriticState, dict[str, Array]]:
     """The critic after the optimizer steps of a prepared batch, and their metrics."""
-    batch = recipe.without_texts(batch)
+    batch = recipe.responses(batch)
 
     def loss(params: ArrayTree, part: Batch):
         return critic.total_loss(critic_values(model, params, part, remat=remat), part), ()

@@ -31,7 +31,7 @@ def _amend(state: TrainState, batch: Batch, at: At) -> tuple[TrainState, Batch]:
 
 def _measured(batch: Batch, recipe: Recipe) -> Batch:
     """The batch with the responses whose gradient norms make a difference."""
-    batch = recipe.without_texts(batch)
+    batch = recipe.responses(batch)
     if not moot_if_equal(recipe, _NORMS):
         return batch
     rewards = jnp.asarray(batch.rewards, jnp.float32)  # as the advantage reads them

@@ -36,7 +36,7 @@ def _reads(batch: Batch, at: At) -> tuple[Read, ...]:
 
 
 def _after(state: TrainState, done: Done, at: At) -> tuple[TrainState, dict[str, Array]]:
-    batch, scorer = at.recipe.without_texts(done.batch), at.setup.scorer
+    batch, scorer = at.recipe.responses(done.batch), at.setup.scorer
 
     def logp_of(policy: ArrayTree) -> Array:
         return map_microbatches(lambda rows: scorer(policy, rows).logp, batch, at.slices)

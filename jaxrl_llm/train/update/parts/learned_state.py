@@ -15,7 +15,7 @@ def part(recipe: Recipe, setup: Setup) -> Part | None:
 
 
 def _after(state: TrainState, done: Done, at: At) -> tuple[TrainState, dict[str, Array]]:
-    batch = at.recipe.without_texts(done.batch)
+    batch = at.recipe.responses(done.batch)
     new = at.recipe.learn(batch, state.algo_state, logp=done.logp)
     new = next_state(at.recipe, new, at.state.algo_state)
     new = keep(stays_finite(state.algo_state, new), new, state.algo_state)

@@ -9,7 +9,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.preferences.groups import count_pairs
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.recipes.prm import ProcessRewardModel
+from jaxrl_llm.recipes.parts.process_reward import ProcessRewardModel
 from jaxrl_llm.train.batches import accumulate_gradients
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.denoising import PolicyScorer

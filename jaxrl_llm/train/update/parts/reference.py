@@ -9,7 +9,7 @@ from jaxrl_llm.core import masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import bind
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.recipes.wiring import of_likelihood
+from jaxrl_llm.recipes.parts.denoiser import of_likelihood
 from jaxrl_llm.regularizers import Iterates
 from jaxrl_llm.train.denoising import PolicyScorer
 from jaxrl_llm.train.moving import moved_reference

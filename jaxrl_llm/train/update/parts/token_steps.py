@@ -37,7 +37,7 @@ def _amend(state: TrainState, batch: Batch, at: At) -> tuple[TrainState, Batch]:
     others = tuple(entry for entry in recipe.computed if entry.source != _SOURCE)
     unselected = recipe.replace(selection=None, computed=others)
     prepared, _ = unselected.prepare(batch, state.algo_state, key=at.draw)
-    mask, extras = recipe.without_texts(prepared).mask, dict(batch.extras)
+    mask, extras = recipe.responses(prepared).mask, dict(batch.extras)
     advantages = masking.spread("apply_rules", "advantages", prepared.advantages, mask)
     parts = split_microbatches((batch.replace(mask=mask), advantages), at.slices)
     for name, rule in rules.items():

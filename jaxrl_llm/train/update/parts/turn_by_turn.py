@@ -11,7 +11,7 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.corrections import sequential_factor, turn_order
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.recipes.turn_updates import TurnUpdates
+from jaxrl_llm.recipes.parts.turn_updates import TurnUpdates
 from jaxrl_llm.train.batches import batch_sizes, map_microbatches, summarize_updates, took_part
 from jaxrl_llm.train.update.part import At, Part, Setup
 
@@ -64,7 +64,7 @@ def run_turns(
     """Runs an optimizer step for each turn of a batch, in the order of ``turns``.
 
     Args:
-      turns: See :class:`~jaxrl_llm.recipes.turn_updates.TurnUpdates`.
+      turns: See :class:`~jaxrl_llm.recipes.parts.turn_updates.TurnUpdates`.
       update: ``update(carry, part, trains) -> (carry, (metrics, _))``, which makes no step if
         ``trains`` is False; ``part.old_logp`` are the log-probabilities before the step.
       logp_of: ``logp_of(carry) -> [P, G, T]``, the log-probabilities of all tokens.

@@ -6,11 +6,15 @@ from typing import ClassVar
 
 from jaxrl_llm.core import Array
 from jaxrl_llm.core.compose import call_with
+from jaxrl_llm.recipes import wiring
+from jaxrl_llm.recipes.inputs import EXTRAS
+from jaxrl_llm.recipes.parts.second_model import SecondModel
 from jaxrl_llm.recipes.records import format_fields
+from jaxrl_llm.recipes.wiring import Reader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class ProcessRewardModel:
+class ProcessRewardModel(SecondModel):
     """An implicit process reward model: a second model with a separate optimizer, and no head.
 
         for each batch:  its optimizer step on ``loss``, then
@@ -32,9 +36,11 @@ class ProcessRewardModel:
     """
 
     loss: Callable
-    # Read as a critic's; a process reward model has no head and no target.
-    heads: ClassVar[int] = 0
-    target_rate: ClassVar[None] = None
+
+    keyword: ClassVar[str] = "prm"
+    title: ClassVar[str] = "a process reward model"
+    reserved: ClassVar[frozenset[str]] = frozenset({"prm_logp"})
+    takes_texts: ClassVar[bool] = False
 
     def __post_init__(self):
         if not callable(self.loss):
@@ -51,3 +57,34 @@ class ProcessRewardModel:
         return call_with(
             self.loss, logp, batch.old_logp, batch.mask, batch.rewards, context=context
         )
+
+    @property
+    def _reader(self) -> Reader:
+        return Reader("loss of the prm", self.loss, ("logp", "old_logp", "mask", "rewards"))
+
+    def required(self, recipe, names: frozenset[str]) -> frozenset[str]:
+        """Its log-probabilities, and those that its loss compares."""
+        del recipe, names
+        of_reference = {"ref_logp"} & wiring.named_by(self._reader)
+        return frozenset({"prm_logp", "old_logp"} | of_reference)
+
+    def computed_by_step(self, recipe) -> frozenset[str]:
+        """Its log-probabilities."""
+        del recipe
+        return self.reserved
+
+    def check(self, recipe) -> None:
+        """Raises ValueError if its loss reads what it does not have, or there is a critic."""
+        name = f"Recipe {recipe.name!r}"
+        if recipe.critic is not None:
+            raise ValueError(
+                f"{name}: a recipe cannot have both a critic and a process reward model."
+            )
+        numbers = {"where", "pairs", "rollouts", "ref_logp"}
+        offered = {*EXTRAS, *recipe.inputs, *numbers}
+        wiring.check_arguments(recipe.name, self._reader, offered)
+        if recipe.reference is not None and "ref_logp" in wiring.named_by(self._reader):
+            raise ValueError(
+                f"{name}: the loss of the prm reads ref_logp, which a moving reference scores only "
+                "after the prm's step; leave one of them out."
+            )

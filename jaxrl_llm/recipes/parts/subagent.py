@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_llm.core import checks
+from jaxrl_llm.recipes.parts.part import RecipePart
 from jaxrl_llm.recipes.records import format_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Subagent:
+class Subagent(RecipePart):
     """The method of a policy that answers questions of the main policy's environment.
 
     Each rollout of a query is given the same number of answers, some of them several times or not
@@ -37,6 +38,11 @@ class Subagent:
     advantage: Callable
     count: int = 2
 
+    keyword: ClassVar[str] = "subagent"
+    title: ClassVar[str] = "a subagent"
+    left_to_right: ClassVar[bool] = True
+    takes_texts: ClassVar[bool] = False
+
     def __post_init__(self):
         checks.check_count("Subagent", count=self.count)
         for slot in ("rewards", "advantage"):
@@ -48,8 +54,8 @@ class Subagent:
         if "call_advantages" not in recipe.required_fields:
             raise ValueError(f"Subagent: recipe {recipe.name!r} does not read call_advantages.")
         absent = recipe.required_fields - recipe.step_fields - {"call_advantages"}
-        slots = ("critic", "prm", "earlier", "reference", "turn_updates", "collector", "subagent")
-        filled = [slot for slot in slots if getattr(recipe, slot) is not None]
+        filled = [part.title for part in recipe.parts]
+        filled += ["a collector"] if recipe.collector is not None else []
         if absent or filled or recipe.uses_reference or recipe.has_teacher or recipe.computed:
             what = ", ".join([*sorted(absent), *filled]) or "another model or computed numbers"
             raise ValueError(
@@ -64,3 +70,16 @@ class Subagent:
 
     def __repr__(self) -> str:
         return f"Subagent({format_fields(self)})"
+
+    def check(self, recipe) -> None:
+        """Raises ValueError if the policy waits for its critic, while a subagent trains."""
+        if recipe.critic is not None and recipe.critic.warmup:
+            raise ValueError(
+                f"Recipe {recipe.name!r}: the critic trains alone in the first "
+                f"{recipe.critic.warmup} steps, but a subagent trains in every step; leave out the "
+                "critic's warmup or the subagent."
+            )
+
+    def refuses_other_sampler(self) -> str:
+        """Its answers are of the current weights of both policies."""
+        return "trains a subagent on the answers of its own weights"
