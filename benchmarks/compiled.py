@@ -36,7 +36,7 @@ def one_device(remat: str) -> dict[str, Any]:
 
     import jaxrl_llm as jr
     from benchmarks import accelerator, gpu_train
-    from jaxrl_llm.train.state import abstract_batch, abstract_state
+    from jaxrl_llm.train.update.init import abstract_batch, abstract_state
 
     model, size = accelerator.make_model(tiny=False), gpu_train.SIZE
     recipe = jr.recipes.dr_grpo(length=size["response_tokens"])

@@ -28,7 +28,7 @@ from benchmarks.long_context import one_response
 from jaxrl_llm.testing import tiny_config
 from jaxrl_llm.train.batches import pack_batch
 from jaxrl_llm.train.mesh import make_mesh
-from jaxrl_llm.train.state import abstract_state
+from jaxrl_llm.train.update.init import abstract_state
 
 LENGTH, SIZES = 8192, (1, 2, 4, 8)
 

@@ -58,7 +58,8 @@ def measure(
     from jaxrl_llm.train import make_mesh, make_optimizer, make_step
     from jaxrl_llm.train.config import find_recipe
     from jaxrl_llm.train.optimizer import policy_optimizer
-    from jaxrl_llm.train.state import abstract_batch, abstract_state, device_bytes
+    from jaxrl_llm.train.state import device_bytes
+    from jaxrl_llm.train.update.init import abstract_batch, abstract_state
 
     size = ModelConfig.from_hf(QWEN3_8B, dtype=config.dtype)
     size = dataclasses.replace(size, num_layers=layers, scan_layers=config.scan_layers)

@@ -39,7 +39,7 @@ from jaxrl_llm.train.policy_gradient import (
 from jaxrl_llm.train.score import Scorer, score
 from jaxrl_llm.train.score_batch import apply_rules, score_batch, score_visits
 from jaxrl_llm.train.score_norms import score_sq_norms
-from jaxrl_llm.train.state import TrainState, init_state
+from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.teachers import (
     AlignedTeacher,
     ModelTeacher,
@@ -49,6 +49,7 @@ from jaxrl_llm.train.teachers import (
     TokenTeacher,
     write_scores,
 )
+from jaxrl_llm.train.update.init import init_state
 from jaxrl_llm.train.update.part import Gradients
 
 __all__ = [

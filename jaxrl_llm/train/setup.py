@@ -61,8 +61,9 @@ from jaxrl_llm.train.run_models import (
     teacher_digest,
 )
 from jaxrl_llm.train.samplers import check_rounding, make_samplers
-from jaxrl_llm.train.state import SubagentState, TrainState, init_state
+from jaxrl_llm.train.state import SubagentState, TrainState
 from jaxrl_llm.train.subagent import SubagentParts, with_subagent
+from jaxrl_llm.train.update.init import init_state
 from jaxrl_llm.train.update.part import Teacher
 
 
@@ -317,7 +318,8 @@ def init_experiment(
         reference=None if recipe.reference is None or config.reference is None else start,
     )
     if experiment.subagent is not None:
-        state = state._replace(subagent=_subagent_state(experiment, experiment.subagent, optimizer))
+        own = _subagent_state(experiment, experiment.subagent, optimizer)
+        state = state.with_parts(subagent=own)
         # The state has the parameters from now on.
         parts = dataclasses.replace(experiment.subagent, params=())
         experiment = dataclasses.replace(experiment, subagent=parts)
@@ -356,7 +358,7 @@ def _at_updates(state: TrainState, recipe: Any, *, old: int, new: int) -> TrainS
     if getattr(recipe, "critic", None) is None:
         return state
     moved = at_updates(state.critic.opt_state, old=old, new=new)
-    return state._replace(critic=state.critic._replace(opt_state=moved))
+    return state.with_parts(critic=state.critic._replace(opt_state=moved))
 
 
 def _subagent_state(experiment: Experiment, parts: SubagentParts, optimizer: Any) -> SubagentState:

@@ -189,27 +189,24 @@ def with_subagent(main: Algorithm, subagent: Algorithm) -> Algorithm:
         own = state._replace(
             **before._asdict(),
             step=jnp.copy(state.step),
-            critic=(),
-            reference=(),
-            earlier=(),
             base=(),
-            subagent=(),
+            parts={},
         )
-        after, metrics = main.step(state._replace(subagent=()), batch.replace(called=None))
+        after, metrics = main.step(state.with_parts(subagent=()), batch.replace(called=None))
         if called is None:
-            return after._replace(subagent=before), metrics
+            return after.with_parts(subagent=before), metrics
         own, more = subagent.step(own, called)
         trained = SubagentState(own.params, own.opt_state, own.algo_state)
         named = {f"subagent_{k}": value for k, value in more.items() if k not in _OF_GROUPS}
-        return after._replace(subagent=trained), metrics | named
+        return after.with_parts(subagent=trained), metrics | named
 
     def inspect(state: TrainState, batch: Batch) -> tuple[Batch, Array]:
         called = batch.called
-        batch, logp = main.inspect(state._replace(subagent=()), batch.replace(called=None))
+        batch, logp = main.inspect(state.with_parts(subagent=()), batch.replace(called=None))
         return batch.replace(called=called), logp
 
     def pass_over(state: TrainState) -> TrainState:
-        after = main.pass_over(state._replace(subagent=()))
-        return after._replace(subagent=state.subagent)
+        after = main.pass_over(state.with_parts(subagent=()))
+        return after.with_parts(subagent=state.subagent)
 
     return Algorithm(main.sampler, score, step, inspect, pass_over=pass_over)

@@ -205,7 +205,7 @@ def test_the_update_of_diffusion_nft_is_the_gradient_of_its_errors():
     extras = {"latents": rollout.latents, **drawn}
     batch = batch.replace(behavior_logp=None, extras=extras)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
-    state = state._replace(reference=jr.regularizers.Anchored(old, first))
+    state = state.with_parts(reference=jr.regularizers.Anchored(old, first))
     after, _ = make_step(model, recipe, optimizer, donate=False)(state, batch)
 
     noise, clean = np.float64(drawn["forward_noise"]), latents[:, :, -1:, 1]
@@ -381,7 +381,7 @@ def test_the_moving_policy_samples_without_noise(tmp_path):
     config = tiny_run(tmp_path, **RUN | {"recipe": recipe})
     experiment, *_, state = init_experiment(config, tmp_path, resume=False)
     half = jax.tree.map(lambda x: 0.5 * x, state.params)
-    state = state._replace(reference=jr.regularizers.Anchored(half, state.params))
+    state = state.with_parts(reference=jr.regularizers.Anchored(half, state.params))
     start = sampling_params(experiment, state), jax.random.key(3), jr.data.Cursor()
     batch, again = (
         collect_rollouts(experiment, *start, number=n, version=n).batch for n in range(2)

@@ -34,7 +34,7 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.rollouts import collect_rollouts
 from jaxrl_llm.train.setup import load_experiment
-from jaxrl_llm.train.state import init_state
+from jaxrl_llm.train.update.init import init_state
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

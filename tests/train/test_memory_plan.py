@@ -71,7 +71,7 @@ from jaxrl_llm.train.memory_bytes import (
 )
 from jaxrl_llm.train.memory_plan import lay_out, load_inputs, make_plan
 from jaxrl_llm.train.score import score_hidden
-from jaxrl_llm.train.state import abstract_batch, abstract_state
+from jaxrl_llm.train.update.init import abstract_batch, abstract_state
 
 ROOT = Path(__file__).parents[1]
 

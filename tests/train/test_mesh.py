@@ -22,7 +22,8 @@ from jaxrl_llm.train import (
     make_step,
 )
 from jaxrl_llm.train.mesh import check_batch, place_batch
-from jaxrl_llm.train.state import abstract_batch, abstract_state, device_bytes
+from jaxrl_llm.train.state import device_bytes
+from jaxrl_llm.train.update.init import abstract_batch, abstract_state
 
 # Each axis alone, two and three of them.
 SPLITS = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 1, 4), (1, 4, 2), (2, 2, 2)]

@@ -19,7 +19,8 @@ from jaxrl_llm.models.sharding import AXES, batch_shards
 from jaxrl_llm.train import make_optimizer
 from jaxrl_llm.train.config import find_recipe
 from jaxrl_llm.train.memory_plan import PlanInputs, make_plan
-from jaxrl_llm.train.state import abstract_batch, abstract_state, device_bytes
+from jaxrl_llm.train.state import device_bytes
+from jaxrl_llm.train.update.init import abstract_batch, abstract_state
 
 ROOT = Path(__file__).parents[2]
 # By config: devices, and the bytes of memory that each has.

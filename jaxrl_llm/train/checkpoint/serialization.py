@@ -24,6 +24,7 @@ from jaxrl_llm.train.state import TrainState
 UNFINISHED = ".unfinished"
 
 FORMAT = 5
+_KNOWN = ("critic", "reference", "earlier", "subagent")
 
 
 class Extras(NamedTuple):
@@ -38,7 +39,7 @@ def shapes_of(state: TrainState) -> TrainState:
 
     :meth:`Checkpoints.restore` needs no more, so the arrays can be freed before it reads others.
     """
-    names = ("params", "opt_state", "algo_state", "critic", "reference", "earlier", "subagent")
+    names = ("params", "opt_state", "algo_state", "parts")
     return state._replace(**{k: jax.tree.map(abstract, getattr(state, k)) for k in names})
 
 
@@ -57,6 +58,7 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
                 state.collector_state,
                 state.earlier,
                 state.subagent,
+                *([further] if (further := _parts(state, known=False)) else []),
             )
         ),
     }
@@ -154,10 +156,11 @@ def _bit_sums(x: Array) -> Array:
 def to_arrays(state: TrainState) -> dict[str, Any]:
     """The state as plain arrays: a typed key as its data, the integers of the cursor as arrays."""
     # The frozen parameters of an adapter are loaded anew; a digest stands for them.
-    tree = {name: x for name, x in state._asdict().items() if name != "base"}
-    for name in ("earlier", "subagent"):
-        if tree[name] == ():  # as in checkpoints of versions that had none
-            del tree[name]
+    tree = {k: x for k, x in state._asdict().items() if k not in ("base", "parts")}
+    # A checkpoint has the states of these parts beside the parameters, and two of them always.
+    tree |= {"critic": (), "reference": ()} | _parts(state, known=True)
+    if further := _parts(state, known=False):
+        tree["parts"] = further
     tree["key"] = jax.random.key_data(state.key)
     tree["collector_state"] = jax.tree.map(np.asarray, state.collector_state)
     tree["data_cursor"] = [np.asarray(x, np.int64) for x in jax.tree.leaves(state.data_cursor)]
@@ -176,13 +179,15 @@ def from_arrays(tree: dict[str, Any], like: TrainState) -> TrainState:
         key=key,
         step=tree["step"],
         data_cursor=cursor,
-        critic=tree["critic"],
-        reference=tree["reference"],
         base=like.base,
         collector_state=tree["collector_state"],
-        earlier=tree.get("earlier", ()),
-        subagent=tree.get("subagent", ()),
+        parts={k: tree[k] if k in _KNOWN else tree["parts"][k] for k in like.parts},
     )
+
+
+def _parts(state: TrainState, *, known: bool) -> dict[str, ArrayTree]:
+    """The states of parts that the format names, or of all others."""
+    return {name: x for name, x in state.parts.items() if (name in _KNOWN) is known}
 
 
 def abstract(x):

@@ -32,7 +32,8 @@ class Part(NamedTuple):
     """What a method adds to a step at the six places of the module; each function is optional.
 
     Attributes:
-      name: Its name, for messages.
+      name: Its name, also of its state in ``TrainState.parts``.
+      init: ``(recipe, start) -> state``, its state before the first step, from a :class:`Start`.
       first: ``(state, batch, at) -> (state, batch, metrics)``.
       reads: ``(batch, at) -> reads``, the :class:`Read` that the batch still lacks.
       amend: ``(state, batch, at) -> (state, batch)``.
@@ -46,6 +47,7 @@ class Part(NamedTuple):
     """
 
     name: str
+    init: Callable | None = None
     first: Callable | None = None
     reads: Callable | None = None
     amend: Callable | None = None
@@ -56,6 +58,29 @@ class Part(NamedTuple):
     reads_logp: bool = False
     draws: bool = False
     cost: str = ""
+
+
+class Start(NamedTuple):
+    """What the first state of a part is made of.
+
+    Attributes:
+      params: The trained parameters, with the structure of ``TrainState.params``.
+      adapter: Whether they are those of an adapter.
+      reference: Other parameters that a moving reference begins with, or None.
+      second_params, second_optimizer: Of a critic or a process reward model, or None.
+      optimizer_state: ``(optimizer, params) -> state``, placed as the run's are.
+      replicated: ``(array) -> array`` on all devices of the mesh.
+      copy: Whether to copy parameters that the state will hold, since a step donates it.
+    """
+
+    params: ArrayTree
+    adapter: bool
+    reference: ArrayTree | None
+    second_params: ArrayTree | None
+    second_optimizer: optax.GradientTransformation | None
+    optimizer_state: Callable
+    replicated: Callable
+    copy: bool
 
 
 class Source(NamedTuple):

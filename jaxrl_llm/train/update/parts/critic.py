@@ -13,7 +13,7 @@ from jaxrl_llm.train.batches import Passes, accumulate_gradients, run_passes
 from jaxrl_llm.train.critic import CriticState, critic_values
 from jaxrl_llm.train.optimizer import apply_if_finite, keep
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source
+from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source, Start
 
 
 def part(recipe: Recipe, setup: Setup) -> Part | None:
@@ -22,7 +22,25 @@ def part(recipe: Recipe, setup: Setup) -> Part | None:
     if recipe.critic is None:
         return None
     cost = "as many optimizer steps of the critic as of the policy"
-    return Part("critic", reads=_reads, amend=_amend, after=_after, cost=cost)
+    return Part("critic", init_second, reads=_reads, amend=_amend, after=_after, cost=cost)
+
+
+def init_second(recipe: Recipe, start: Start) -> CriticState:
+    """The state of a critic or a process reward model before the first step.
+
+    Raises:
+      ValueError: If its parameters or its optimizer are absent.
+    """
+    params, optimizer = start.second_params, start.second_optimizer
+    rule: Any = recipe.second_model
+    if params is None or optimizer is None:
+        raise ValueError(
+            f"init_state: recipe {recipe.name!r} has a critic; give critic="
+            f"init_critic(model, params, heads={rule.heads}, key=...) and its critic_optimizer."
+        )
+    target = () if rule.target_rate is None else jax.tree.map(jnp.copy, params)
+    copied = jax.tree.map(jnp.copy, params) if start.copy else params
+    return CriticState(copied, start.optimizer_state(optimizer, params), target)
 
 
 def _reads(batch: Batch, at: At) -> tuple[Read, ...]:
@@ -55,7 +73,7 @@ def _after(state: TrainState, done: Done, at: At) -> tuple[TrainState, dict[str,
         remat=at.setup.remat,
     )
     metrics = {f"critic_{name}": x for name, x in of_update.items()}
-    return state._replace(critic=new), metrics
+    return state.with_parts(critic=new), metrics
 
 
 def update_critic(

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.regularizers import Earlier
 from jaxrl_llm.train.denoising import PolicyScorer
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source
+from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source, Start
 from jaxrl_llm.train.update.rows import unrouted
 
 
@@ -18,7 +19,12 @@ def part(recipe: Recipe, setup: Setup) -> Part | None:
     del setup
     if recipe.earlier is None:
         return None
-    return Part("earlier_policies", reads=_reads, after=_after, counts_steps=True)
+    return Part("earlier", _init, reads=_reads, after=_after, counts_steps=True)
+
+
+def _init(recipe: Recipe, start: Start) -> Earlier:
+    state = jax.tree.map(jnp.copy, cast(Any, recipe.earlier).init(start.params))
+    return state._replace(count=start.replicated(state.count))
 
 
 def _reads(batch: Batch, at: At) -> tuple[Read, ...]:
@@ -41,7 +47,7 @@ def _after(state: TrainState, done: Done | None, at: At) -> tuple[TrainState, di
     del done  # the rule counts steps
     rule: Any = at.recipe.earlier
     new = rule(state.earlier, state.params, at.policy_step)
-    return state._replace(earlier=at.once_it_trains(new, state.earlier)), {}
+    return state.with_parts(earlier=at.once_it_trains(new, state.earlier)), {}
 
 
 def _earlier(at: At) -> tuple[PolicyScorer, ArrayTree]:

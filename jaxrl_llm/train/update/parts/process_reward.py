@@ -17,6 +17,7 @@ from jaxrl_llm.train.optimizer import apply_if_finite
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Part, Read, Setup, Source
 from jaxrl_llm.train.update.parts import old_policy
+from jaxrl_llm.train.update.parts.critic import init_second
 from jaxrl_llm.train.update.rows import unrouted
 from jaxrl_llm.train.update.step import read_batch
 
@@ -27,7 +28,7 @@ def part(recipe: Recipe, setup: Setup) -> Part | None:
     if recipe.prm is None:
         return None
     cost = "an optimizer step of the process reward model"
-    return Part("process_reward", first=_first, reads=_reads, cost=cost)
+    return Part("critic", init_second, first=_first, reads=_reads, cost=cost)
 
 
 def _first(state: TrainState, batch: Batch, at: At) -> tuple[TrainState, Batch, dict[str, Array]]:
@@ -43,7 +44,7 @@ def _first(state: TrainState, batch: Batch, at: At) -> tuple[TrainState, Batch, 
         microbatches=at.slices,
     )
     metrics = {f"critic_{name}": x for name, x in of_update.items()}
-    return state._replace(critic=new), batch, metrics
+    return state.with_parts(critic=new), batch, metrics
 
 
 def _reads(batch: Batch, at: At) -> tuple[Read, ...]:

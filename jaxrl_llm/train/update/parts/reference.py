@@ -1,6 +1,6 @@
 """The reference: its log-probabilities and statistics, and the rule of one that moves."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.parts.denoiser import of_likelihood
 from jaxrl_llm.regularizers import Iterates
 from jaxrl_llm.train.denoising import PolicyScorer
-from jaxrl_llm.train.moving import moved_reference
+from jaxrl_llm.train.moving import first_reference, moved_reference
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source, absent
+from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source, Start, absent
 from jaxrl_llm.train.update.rows import after_previous_prompt, unrouted
 
 # Separates the random numbers of a moving reference from those of the sampler.
@@ -27,7 +27,17 @@ def part(recipe: Recipe, setup: Setup) -> Part | None:
     if recipe.reference is None:
         return None
     draws = recipe.reference_draws
-    return Part("reference", reads=_reads_moving, after=_after, counts_steps=True, draws=draws)
+    return Part(
+        "reference", _init, reads=_reads_moving, after=_after, counts_steps=True, draws=draws
+    )
+
+
+def _init(recipe: Recipe, start: Start) -> ArrayTree:
+    first = start.params if start.reference is None else start.reference
+    state = first_reference(cast(Any, recipe.reference), first, adapter=start.adapter)
+    if isinstance(state, Iterates):  # it moves away from the policy, not from the reference
+        state = state._replace(previous=start.params)
+    return jax.tree.map(jnp.copy, state)
 
 
 def reads(batch: Batch, at: At) -> tuple[Read, ...]:
@@ -74,7 +84,7 @@ def _after(state: TrainState, done: Done | None, at: At) -> tuple[TrainState, di
     if isinstance(state.reference, Iterates):
         new, params = new
         state = state._replace(params=at.once_it_trains(params, state.params))
-    return state._replace(reference=at.once_it_trains(new, state.reference)), {}
+    return state.with_parts(reference=at.once_it_trains(new, state.reference)), {}
 
 
 def _reference(at: At) -> tuple[PolicyScorer, ArrayTree]:
