@@ -194,13 +194,18 @@ class Recipe:
 
     def __repr__(self) -> str:
         """The slots by the names of their functions; those left at their defaults are not shown."""
-        rest = tuple(part for part in self.parts if not part.keyword)
         written = format_fields(self, leave_out="parts")
-        return f"Recipe({written}{f', parts={rest!r}' if rest else ''})"
+        further = f", parts={self.further_parts!r}" if self.further_parts else ""
+        return f"Recipe({written}{further})"
 
     def replace(self, **changes) -> "Recipe":
         """A copy with some slots changed, checked anew; TypeError if a name is not a field."""
         return replace_fields(self, without_repeats(self, changes))
+
+    @property
+    def further_parts(self) -> tuple[RecipePart, ...]:
+        """The parts that no other field makes."""
+        return tuple(part for part in self.parts if not part.keyword)
 
     def part(self, kind: type[P]) -> P | None:
         """The part of this kind, or None."""

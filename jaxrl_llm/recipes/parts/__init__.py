@@ -61,8 +61,7 @@ def merged(recipe) -> dict[str, Any]:
 def without_repeats(recipe, changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Changes of a recipe, so that what they do not name stands once: as keyword or as part."""
     if "parts" not in changes:
-        rest = tuple(part for part in recipe.parts if type(part) not in _KINDS)
-        return {**changes, "parts": rest}
+        return {**changes, "parts": recipe.further_parts}
     defaults = {f.name: f.default for f in dataclasses.fields(recipe)}
     return {keyword: defaults[keyword] for keyword in KEYWORDS} | dict(changes)
 

@@ -87,20 +87,23 @@ def recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
     if name in (*PRESETS, *EVOLUTION_PRESETS):
         presets = [preset(name, length=length, num_prompts=count) for count in (1, 2)]
     slots = presets[0] if isinstance(recipe, str) else recipe
-    for field in dataclasses.fields(slots):
-        if field.name != "name" and (value := getattr(slots, field.name)) not in (None, (), ""):
+    for key, value in _slots(slots).items():
+        if key != "name" and value not in (None, (), ""):
             slot = isinstance(value, tuple) or callable(value)
-            flat[f"recipe.{field.name}"] = mask(format_value(value)) if slot else _plain(value)
+            flat[f"recipe.{key}"] = mask(format_value(value)) if slot else _plain(value)
     if presets and not isinstance(recipe, str):
 
-        def values(name: str) -> list:
-            return [getattr(each, name) for each in (recipe, *presets)]
-
-        names = [field.name for field in dataclasses.fields(presets[0])]
+        own, one, two = map(_slots, (recipe, *presets))
         # Where both presets differ, the slot depends on the number of questions.
-        changed = [k for k in names for slot, a, b in [values(k)] if slot != a and a == b]
+        changed = [k for k in one if own[k] != one[k] and one[k] == two[k]]
         flat[_CHANGED_SLOTS] = ", ".join(changed) or "none"
     return flat
+
+
+def _slots(recipe: Any) -> dict[str, Any]:
+    """The fields of a recipe; a part that one of them makes is not in ``parts`` too."""
+    slots = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    return slots | ({"parts": recipe.further_parts} if "parts" in slots else {})
 
 
 def _plain(value: Any) -> Any:
