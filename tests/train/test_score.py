@@ -32,7 +32,7 @@ from jaxrl_llm.train import init_state, make_mesh, make_scorer, pack_batch, scor
 from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.score_batch import score_batch, score_visits
-from jaxrl_llm.train.update import step
+from jaxrl_llm.train.update import reads
 from jaxrl_llm.train.update.part import At, Setup
 from jaxrl_llm.train.update.parts import mismatched_prompts
 
@@ -517,7 +517,7 @@ def mismatched(scorer, params, batch, microbatches):
     setup = Setup(recipe=jr.recipes.kto(), scorer=scorer)
     at = At(setup, types.SimpleNamespace(policy=params), microbatches)
     part = mismatched_prompts.part(setup.recipe, setup)
-    return step.read_entries((part,), batch, at).extras["kl_logp"]
+    return reads.read_entries((part,), batch, at).extras["kl_logp"]
 
 
 def watched_slices(monkeypatch):
@@ -528,7 +528,7 @@ def watched_slices(monkeypatch):
         slices.append(count)
         return map_microbatches(function, batch, count)
 
-    monkeypatch.setattr(step, "map_microbatches", watched)
+    monkeypatch.setattr(reads, "map_microbatches", watched)
     return slices
 
 

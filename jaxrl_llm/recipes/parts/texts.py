@@ -86,7 +86,8 @@ class Texts(RecipePart):
         """The loss of texts without its weight, and the number of their tokens."""
         texts = self.others(batch)
         loss = -masking.masked_mean(logp, texts)
-        return {"text_loss": loss, "text_tokens": jnp.sum(texts, dtype=jnp.float32)}
+        metrics = {"text_loss": loss, "text_tokens": jnp.sum(texts, dtype=jnp.float32)}
+        return metrics
 
 
 def _of_texts(batch: Batch) -> Array:

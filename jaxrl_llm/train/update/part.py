@@ -169,9 +169,8 @@ class Setup:
 
     @functools.cached_property
     def starts(self) -> int:
-        """The first step that trains the policy; a critic trains alone before."""
-        critic = self.recipe.critic
-        return 0 if critic is None else critic.warmup
+        """The first step that trains the policy."""
+        return max((part.steps_before_policy for part in self.recipe.parts), default=0)
 
 
 class At(NamedTuple):
