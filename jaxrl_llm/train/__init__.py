@@ -33,6 +33,7 @@ from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.policy_gradient import (
     apply_gradients,
     make_gradients,
+    make_pieces,
     make_scorer,
     make_step,
 )
@@ -51,6 +52,7 @@ from jaxrl_llm.train.teachers import (
 )
 from jaxrl_llm.train.update.init import init_state
 from jaxrl_llm.train.update.part import Gradients
+from jaxrl_llm.train.update.pieces import StepPieces
 
 __all__ = [
     "Accuracy",
@@ -82,6 +84,7 @@ __all__ = [
     "Scorer",
     "ServerTeacher",
     "Sink",
+    "StepPieces",
     "StoredTeacher",
     "SubagentConfig",
     "TokenScores",
@@ -107,6 +110,7 @@ __all__ = [
     "make_gradients",
     "make_mesh",
     "make_optimizer",
+    "make_pieces",
     "make_population",
     "make_scorer",
     "make_step",

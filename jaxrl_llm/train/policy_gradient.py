@@ -1,8 +1,9 @@
 """The policy-gradient algorithm: its compiled step, and the pieces of it for custom loops.
 
 :func:`make_step` compiles :func:`~jaxrl_llm.train.update.step.update_batch`, which one reads from
-top to bottom. :func:`~jaxrl_llm.train.score_batch`, :func:`make_gradients` and
-:func:`apply_gradients` are pieces of it.
+top to bottom, and :func:`make_pieces` returns the same step in pieces that serve every recipe.
+:func:`~jaxrl_llm.train.score_batch`, :func:`make_gradients` and :func:`apply_gradients` are single
+compiled functions, for a recipe whose parts only add to the batch.
 
 Shared arguments:
 
@@ -154,12 +155,6 @@ def make_step(
     checks.check_positive("make_step", epochs=epochs, minibatches=minibatches)
     checks.check_positive("make_step", microbatches=microbatches, temperature=temperature)
     checks.check_non_negative("make_step", shared_prefix_len=shared_prefix_len)
-    recipe.check_passes(epochs, minibatches)
-    if (recipe.second_model is None) != (critic_optimizer is None):
-        has = "a critic but no" if critic_optimizer is None else "no critic but a"
-        raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
-    if teacher is not None:
-        check_teacher("make_step", recipe, model, teacher.model)
     setup = Setup(
         recipe=recipe,
         scorer=scorer_of(
@@ -180,18 +175,90 @@ def make_step(
         remat=remat,
         learning_rate=learning_rate,
     )
-    programs = _programs("make_step", setup, teacher)
+    pieces = _pieces("make_step", setup, model, teacher)
     return CompiledStep(
-        on_mesh(programs.step, mesh, model.sharding_rules),
-        on_mesh(programs.prepare, mesh),
+        on_mesh(pieces.step, mesh, model.sharding_rules),
+        on_mesh(pieces.prepare, mesh),
         donate=donate,
-        takes_key=recipe.draws or any(part.draws for part in programs.parts),
+        takes_key=recipe.draws or any(part.draws for part in pieces.parts),
         teacher=() if teacher is None else teacher.params,
-        pass_over=programs.pass_over if any(p.counts_steps for p in programs.parts) else None,
+        pass_over=pieces.pass_over if any(p.counts_steps for p in pieces.parts) else None,
     )
 
 
-def _programs(function: str, setup: Setup, teacher: Teacher | None) -> StepPieces:
+def make_pieces(
+    model: Model,
+    recipe: Recipe,
+    optimizer: optax.GradientTransformation,
+    *,
+    microbatches: int = 1,
+    temperature: float = 1.0,
+    remat: str = "full",
+    mesh: jax.sharding.Mesh | None = None,
+    critic_optimizer: optax.GradientTransformation | None = None,
+    learning_rate: float | optax.Schedule | None = None,
+    teacher: Teacher | None = None,
+) -> StepPieces:
+    """The step of :func:`make_step` in pieces, for a loop that changes what happens between them.
+
+    The pieces are functions for ``jit``; together they serve every recipe, with its critic, process
+    reward model, teacher, moving reference and updates turn by turn.
+
+    Args:
+      model, recipe, optimizer, microbatches, temperature, remat, mesh, critic_optimizer, teacher:
+        See the module. The parameters of ``teacher`` are an argument of ``begin``.
+      learning_rate: As in :func:`make_step`.
+
+    Returns:
+      :class:`~jaxrl_llm.train.StepPieces`: ``begin``, ``gradients``, ``apply`` and ``finish``.
+
+    Raises:
+      ValueError: If a number is not positive, or the recipe has a critic without an optimizer; when
+        a piece is traced, if P does not split into the minibatches and microbatches.
+
+    Example:
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model()
+      >>> recipe, optimizer = jr.recipes.dr_grpo(length=6), optax.sgd(0.1)
+      >>> pieces = jr.train.make_pieces(model, recipe, optimizer)
+      >>> @jax.jit
+      ... def step(state, batch):
+      ...     begun = pieces.begin(state, batch)
+      ...     def update(carry, rows, trains):
+      ...         gradients = pieces.gradients(begun, carry, rows)
+      ...         return pieces.apply(begun, carry, rows, gradients, trains=trains)
+      ...     return pieces.finish(begun, update)
+      >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+      >>> state, metrics = step(state, jr.testing.make_case().batch)
+      >>> int(state.step), float(metrics["skipped"])
+      (1, 0.0)
+    """
+    check_step_parts("make_pieces", recipe, optimizer)
+    checks.check_positive("make_pieces", microbatches=microbatches, temperature=temperature)
+    setup = Setup(
+        recipe=recipe,
+        scorer=scorer_of(recipe, model, temperature=temperature, remat=remat),
+        passes=Passes(recipe.epochs, recipe.minibatches, microbatches),
+        optimizer=optimizer,
+        shards=batch_shards(mesh),
+        score_old=recipe.epochs * recipe.minibatches > 1 and recipe.compares_old,
+        second_model=model,
+        second_optimizer=critic_optimizer,
+        remat=remat,
+        learning_rate=learning_rate,
+    )
+    return _pieces("make_pieces", setup, model, teacher)
+
+
+def _pieces(function: str, setup: Setup, model: Model, teacher: Teacher | None) -> StepPieces:
+    recipe, passes, second = setup.recipe, setup.passes, setup.second_optimizer
+    recipe.check_passes(passes.epochs, passes.minibatches)
+    if (recipe.second_model is None) != (second is None):
+        has = "a critic but no" if second is None else "no critic but a"
+        raise ValueError(f"{function}: recipe {recipe.name!r} has {has} critic_optimizer.")
+    if teacher is not None:
+        check_teacher(function, recipe, model, teacher.model)
     return StepPieces(function, setup, parts_of(setup), None if teacher is None else teacher.model)
 
 
@@ -243,11 +310,12 @@ def make_gradients(
 
     passes, shards = Passes(microbatches=microbatches), batch_shards(mesh)
     setup = Setup(recipe=recipe, scorer=scorer, passes=passes, shards=shards)
-    programs = _programs("make_gradients", setup, teacher)
+    other = None if teacher is None else teacher.model
+    pieces = StepPieces("make_gradients", setup, parts_of(setup), other)
 
     def gradients(state: TrainState, batch: Batch, teacher_params: ArrayTree) -> Gradients:
-        at = programs.at(state, batch, None, teacher_params)
-        objective = objective_of(programs.parts, at, microbatches)
+        at = pieces.at(state, batch, None, teacher_params)
+        objective = objective_of(pieces.parts, at, microbatches)
         return objective.gradient(state.params, batch)
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))

@@ -15,8 +15,9 @@ def test_examples_run_as_pasted(name, capsys):
     text = (DOCS / f"{name}.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert blocks
+    names = {"__name__": "__main__"}  # a later block goes on from those before
     for code in blocks:
-        exec(compile(code, f"{name}.md", "exec"), {"__name__": "__main__"})
+        exec(compile(code, f"{name}.md", "exec"), names)
         assert capsys.readouterr().out.strip()
 
 

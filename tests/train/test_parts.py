@@ -1,6 +1,7 @@
 """The parts of a step: the passes that they read, counted for every preset."""
 
 import jax
+import numpy as np
 import optax
 import pytest
 from rows import for_each
@@ -15,6 +16,8 @@ from jaxrl_llm.train.update.part import At, Part, Setup, Teacher
 from jaxrl_llm.train.update.parts import PARTS, gradient_norms, parts_of
 from jaxrl_llm.train.update.parts import critic as critic_part
 from jaxrl_llm.train.update.reads import read_batch
+
+OPTIMIZER = optax.sgd(0.1)
 
 
 @for_each(
@@ -81,10 +84,8 @@ def passes_made(monkeypatch):
     return made
 
 
-@pytest.mark.of_many
-@pytest.mark.parametrize("name", policy_gradients())
-def test_a_step_reads_each_model_once_for_the_same_rows(name, passes_made):
-    recipe = catalog.preset(name, length=6, num_prompts=8)
+def case_of(recipe):
+    """A batch with only the entries that a run brings, the first state, and what else it needs."""
     model, params = jr.testing.tiny_model(num_layers=1)
     batch = make_case(recipe=recipe).batch
     brought = {"teacher_prompt_tokens", "teacher_prompt_mask", "texts"} | recipe.required_fields
@@ -101,12 +102,23 @@ def test_a_step_reads_each_model_once_for_the_same_rows(name, passes_made):
     if recipe.second_model is not None:
         heads = recipe.second_model.heads
         body = jr.train.init_critic(model, params, heads=heads, key=jax.random.key(1))
-        second = {"critic": body, "critic_optimizer": optax.sgd(0.1)}
+        second = {"critic": body, "critic_optimizer": OPTIMIZER}
     shape = model.output_matrix(params).shape
     shape = shape if recipe.computed_from("optimizer") else None
-    state = jr.train.init_state(
-        params, optax.sgd(0.1), recipe, key=jax.random.key(0), output_shape=shape, **second
-    )
+    optimizer = optax.adam(0.1) if shape else OPTIMIZER
+    key = jax.random.key(0)
+    state = jr.train.init_state(params, optimizer, recipe, key=key, output_shape=shape, **second)
+    other = Teacher(model, jax.tree.map(lambda x: x + 0, params))
+    teacher = other if recipe.learns_from_model else None
+    return batch, state, optimizer, teacher
+
+
+@pytest.mark.of_many
+@pytest.mark.parametrize("name", policy_gradients())
+def test_a_step_reads_each_model_once_for_the_same_rows(name, passes_made):
+    recipe = catalog.preset(name, length=6, num_prompts=8)
+    model, _ = jr.testing.tiny_model(num_layers=1)
+    batch, state, _, teacher = case_of(recipe)
     scored = {"epochs": recipe.epochs, "minibatches": recipe.minibatches}
     setup = Setup(
         recipe=recipe,
@@ -115,8 +127,6 @@ def test_a_step_reads_each_model_once_for_the_same_rows(name, passes_made):
         second_model=model,
         learning_rate=0.1,
     )
-    other = Teacher(model, jax.tree.map(lambda x: x + 0, params))
-    teacher = other if recipe.learns_from_model else None
     frozen = {"reference"} if recipe.reference is None else set()
     counted = {k: n for k, n in forward_passes(recipe, **scored).items() if k not in frozen}
 
@@ -129,6 +139,48 @@ def test_a_step_reads_each_model_once_for_the_same_rows(name, passes_made):
     static = {"data_cursor": (), "collector_state": ()}
     jax.eval_shape(read, state._replace(**static), batch)
     assert len(passes_made) == len(set(passes_made)) == sum(counted.values())
+
+
+@pytest.mark.slow
+@for_each(
+    "recipe",
+    [
+        jr.recipes.prime(),
+        jr.recipes.seeupo(),
+        jr.recipes.capo(learning_rate=0.1),
+        jr.recipes.minillm(),
+        jr.recipes.ppo_max(critic_warmup=1),
+    ],
+)
+def test_a_step_of_pieces_is_make_steps(recipe):
+    model, _ = jr.testing.tiny_model(num_layers=1)
+    batch, state, optimizer, teacher = case_of(recipe)
+    options = {"remat": "none", "learning_rate": 0.1, "teacher": teacher}
+    if recipe.second_model is not None:
+        options["critic_optimizer"] = OPTIMIZER
+    pieces = jr.train.make_pieces(model, recipe, optimizer, **options)
+
+    @jax.jit
+    def step(state, batch):
+        begun = pieces.begin(state, batch, None if teacher is None else teacher.params)
+
+        def update(carry, rows, trains):
+            gradients = pieces.gradients(begun, carry, rows)
+            return pieces.apply(begun, carry, rows, gradients, trains=trains)
+
+        return pieces.finish(begun, update)
+
+    whole = jr.train.make_step(model, recipe, optimizer, donate=False, **options)
+    mine = state
+    for _ in range(2):
+        mine, metrics = step(mine, batch)
+        state, expected = whole(state, batch)
+        assert metrics.keys() == expected.keys()
+    pairs = zip(jax.tree.leaves((mine, metrics)), jax.tree.leaves((state, expected)), strict=True)
+    for one, other in pairs:
+        if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
 def test_every_part_has_one_place_of_passes_at_most():
