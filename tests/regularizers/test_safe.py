@@ -106,6 +106,15 @@ def test_the_coefficient_is_the_slope_of_the_penalty(kl, entropy):
     assert (control.coef > 0) == (kl > 4.5)
 
 
+def test_quiet_rewards_have_converged_only_if_they_are_high():
+    step = jax.jit(lambda state, reward: safe_step(state, 0.1, 1.0, reward))
+    for reward, phase in ((0.69, "plateau"), (0.71, "converged")):
+        state = safe_init()
+        for _ in range(50):
+            state, control = step(state, reward)
+        assert PHASES[control.phase] == phase
+
+
 def test_the_gate_and_the_options():
     # The gate of entropy is at least a half.
     sure = safe(safe_init(), 5.0, 0.4, 0.0)[1].penalty
