@@ -1,112 +1,79 @@
 """Dynamic sampling: other groups in place of those that a rule drops."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.core import ArrayTree, call_with, checks
+from jaxrl_llm.core import call_with, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.from_generator import GeneratorCollector, GroupHandle, OpenBatch
 from jaxrl_llm.curation.collectors.protocol import (
-    Collection,
     Collector,
-    Decision,
     Outcome,
-    full_row,
     groups_of,
-    in_order,
     on_host,
     prompt_source,
-    sized,
     stack_outcomes,
 )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Refill:
+class _Refill(GeneratorCollector):
     """Made by :func:`refill`."""
 
     rule: Callable
     oversample: float
     max_rounds: int
-    source: Collector
 
-    asks_again = True
     asks_ahead = True
 
-    # What the rule said of the outcomes of this batch, so that each is asked once: by identity.
-    judged: dict[int, tuple[Outcome, bool]] = dataclasses.field(
-        default_factory=dict, init=False, compare=False
-    )
+    def collect(self, batch: OpenBatch):
+        target, most = batch.num_groups, batch.num_groups * self.max_rounds
+        groups = batch.ask(min(groups_of(self.oversample, target, up=True), most))
+        while True:
+            passed = self._passed(batch)
+            # The first P in the order of requests, whichever finished first.
+            if len(passed) >= target and _finished(groups[: passed[target - 1].index]):
+                return [group.row() for group in passed[:target]]
+            waiting = sum(group.outcome is None for group in groups)
+            missing = target - len(passed) - waiting
+            if missing > 0 and len(groups) < most:
+                groups += batch.ask(min(missing, most - len(groups)))
+            elif missing > 0 and not waiting:  # dropped groups fill the batch
+                dropped = [group for group in groups if group not in passed]
+                rows = sorted(passed + dropped[: target - len(passed)], key=lambda g: g.index)
+                return [group.row(takes_part=group in passed) for group in rows]
+            yield
 
-    def for_run(self, group_size: int, max_new_tokens: int) -> "_Refill":
-        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
-        return dataclasses.replace(self, source=source)
+    def _passed(self, batch: OpenBatch) -> list[GroupHandle]:
+        """The groups that have finished and pass the rule."""
+        finished = [group for group in batch.groups if group.outcome is not None]
+        verdicts = batch.once(functools.partial(self._passes, batch.num_groups), finished)
+        return [group for group, verdict in zip(finished, verdicts, strict=True) if verdict]
 
-    def init(self, num_prompts: int) -> ArrayTree:
-        return self.source.init(num_prompts)
-
-    def propose(self, state, key, collection: Collection, count: int):
-        return self.source.propose(state, key, collection, count)
-
-    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        target, asked = collection.num_groups, len(collection.requests)
-        most = target * self.max_rounds
-        if not asked:
-            self.judged.clear()
-            return Decision(ask=min(groups_of(self.oversample, target, up=True), most)), state
-        passed = self._passed(collection)
-        # The first P in the order of requests, whichever finished first.
-        waits = collection.outcomes[: passed[target - 1]] if len(passed) >= target else (None,)
-        if None not in waits:
-            return self._complete(state, collection, passed[:target])
-        missing = target - len(passed) - collection.waiting
-        if missing <= 0:
-            return Decision(), state
-        if asked < most:
-            return Decision(ask=min(missing, most - asked)), state
-        if collection.waiting:
-            return Decision(), state
-        return self._complete(state, collection, passed)
-
-    def _passed(self, collection: Collection) -> list[int]:
-        """The requests that have finished and pass the rule."""
-        finished = [(i, x) for i, x in enumerate(collection.outcomes) if x is not None]
-        new = [x for _, x in finished if id(x) not in self.judged]
+    def _passes(self, num_groups: int, outcomes: list[Outcome]) -> list[bool]:
         # A multiple of P rows, so that the rule meets few shapes.
-        rows = -(-len(new) // collection.num_groups) * collection.num_groups
-        arrays = stack_outcomes(new, rows=rows)
+        rows = -(-len(outcomes) // num_groups) * num_groups
+        arrays = stack_outcomes(outcomes, rows=rows)
         keep = np.zeros_like(arrays.where)
         if arrays.where.any():
             with on_host():
                 keep = call_with(self.rule, arrays.rewards, context=arrays._asdict())
             checks.check_shape(repr(self), "the rule's result", keep, arrays.rewards.shape)
             checks.check_bool(repr(self), rule=keep)
-        passes = (np.asarray(keep) & arrays.where).any(axis=-1).tolist()
-        pairs = zip(new, passes[: len(new)], strict=True)
-        self.judged.update({id(outcome): (outcome, verdict) for outcome, verdict in pairs})
-        return [i for i, outcome in finished if self.judged[id(outcome)][1]]
-
-    def _complete(self, state, collection, passed: list[int]):
-        self.judged.clear()
-        sizes, whole = [request.rollouts for request in collection.requests], set(passed)
-        dropped = [i for i in range(len(sizes)) if i not in whole]
-        filler = dropped[: collection.num_groups - len(passed)]
-        rows = [full_row(i, sizes[i], takes_part=i in whole) for i in sorted(passed + filler)]
-        # The source learns from the groups up to the last of the batch: which of those behind it
-        # have finished depends on timing.
-        count = passed[-1] + 1 if not filler else len(sizes)
-        seen = collection._replace(
-            requests=collection.requests[:count], outcomes=collection.outcomes[:count]
-        )
-        return Decision(rows=tuple(rows)), self.source.observe(state, seen)[1]
+        return (np.asarray(keep) & arrays.where).any(axis=-1).tolist()[: len(outcomes)]
 
     def __repr__(self) -> str:
         text = stable_repr(self.rule)
         if self.oversample != 1.0:
             text += f", oversample={self.oversample}"
-        source = "" if self.source == in_order() else f", source={self.source!r}"
-        return f"refill({text}, max_rounds={self.max_rounds}{source})"
+        return f"refill({text}, max_rounds={self.max_rounds}{self.of_source()})"
+
+
+def _finished(groups: list[GroupHandle]) -> bool:
+    return all(group.outcome is not None for group in groups)
 
 
 def refill(
@@ -162,4 +129,5 @@ def refill(
         raise ValueError(
             f"refill: oversample must be from 1 to max_rounds {max_rounds}; got {oversample!r}."
         )
-    return _Refill(rule, float(oversample), max_rounds, prompt_source("refill", source))
+    source = prompt_source("refill", source)
+    return _Refill(rule, float(oversample), max_rounds, source=source)
