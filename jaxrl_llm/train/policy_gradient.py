@@ -33,7 +33,7 @@ from jaxrl_llm.core.flat_packing import LEAST_SAVED, smaller_rows
 from jaxrl_llm.core.packing import FlatPacking
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards, on_mesh
-from jaxrl_llm.recipes import AlgoState, Batch, Recipe
+from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import Passes, least_saved_in, map_microbatches, pack_batch
 from jaxrl_llm.train.denoising import PolicyScorer, scorer_of
@@ -42,10 +42,11 @@ from jaxrl_llm.train.optimizer import apply_if_finite
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.score_batch import score_reference
 from jaxrl_llm.train.state import TrainState, check_step_parts
-from jaxrl_llm.train.update.part import At, Gradients, Part, Setup, Teacher
+from jaxrl_llm.train.update.part import Gradients, Setup, Teacher
 from jaxrl_llm.train.update.parts import parts_of
 from jaxrl_llm.train.update.parts.teacher import check_teacher
-from jaxrl_llm.train.update.step import objective_of, prepare_batch, update_batch
+from jaxrl_llm.train.update.pieces import StepPieces
+from jaxrl_llm.train.update.step import objective_of
 
 
 def make_step(
@@ -190,52 +191,8 @@ def make_step(
     )
 
 
-class _Programs(NamedTuple):
-    """What a compiled step runs: an update, the batch before it, and a step without an update."""
-
-    function: str  # of ours that made it, for errors
-    setup: Setup
-    parts: tuple[Part, ...]
-    teacher: Model | None
-
-    def at(self, state: TrainState, batch: Batch, key: Array | None, teacher_params: Any) -> At:
-        """Where the step is."""
-        passes, setup = self.setup.passes, self.setup
-        passes.check(self.function, batch.tokens.shape[0], setup.shards)
-        teacher = None if self.teacher is None else Teacher(self.teacher, teacher_params)
-        return At(setup, state, passes.of(batch.packing).microbatches, key, teacher)
-
-    def step(
-        self,
-        state: TrainState,
-        batch: Batch,
-        key: Array | None,
-        base: ArrayTree,
-        teacher_params: ArrayTree,
-    ) -> tuple[TrainState, dict[str, Array]]:
-        """The state after the updates of a batch, without its ``base``, and their metrics."""
-        state = state._replace(base=base)
-        at = self.at(state, batch, key, teacher_params)
-        state, metrics = update_batch(self.parts, state, batch, at)
-        return state._replace(base=()), metrics
-
-    def prepare(
-        self, state: TrainState, batch: Batch, key: Array | None, teacher_params: ArrayTree
-    ) -> tuple[Batch, AlgoState]:
-        """The batch with all that is known before the update, and the recipe's next state."""
-        return prepare_batch(self.parts, state, batch, self.at(state, batch, key, teacher_params))
-
-    def pass_over(self, state: TrainState, key: Array | None) -> tuple[TrainState, None]:
-        """The state after a step without an update: parts that count steps see it."""
-        at = At(self.setup, state, 1, key)
-        for part in self.parts:
-            if part.counts_steps and part.after is not None:
-                state, _ = part.after(state, None, at)
-        return state._replace(step=state.step + 1), None
-
-
-def _programs(function: str, setup: Setup, teacher: Teacher | None) -> _Programs:
-    return _Programs(function, setup, parts_of(setup), None if teacher is None else teacher.model)
+def _programs(function: str, setup: Setup, teacher: Teacher | None) -> StepPieces:
+    return StepPieces(function, setup, parts_of(setup), None if teacher is None else teacher.model)
 
 
 def _with_smaller_rows(batch: Batch, *, least_saved: int) -> Batch | None:
@@ -290,7 +247,8 @@ def make_gradients(
 
     def gradients(state: TrainState, batch: Batch, teacher_params: ArrayTree) -> Gradients:
         at = programs.at(state, batch, None, teacher_params)
-        return objective_of(programs.parts, at, microbatches).gradient(state.params, batch)
+        objective = objective_of(programs.parts, at, microbatches)
+        return objective.gradient(state.params, batch)
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))
     teacher_params = None if teacher is None else teacher.params

@@ -18,7 +18,7 @@ from jaxrl_llm.train.denoising import PolicyScorer
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Part, Setup, Teacher
 from jaxrl_llm.train.update.parts import last_visit, parts_of, reference, token_steps
-from jaxrl_llm.train.update.step import read_batch, read_entries
+from jaxrl_llm.train.update.reads import read_batch, read_entries
 
 _SEPARATE = (last_visit.part, token_steps.part)  # have functions of their own here
 

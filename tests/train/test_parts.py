@@ -14,7 +14,7 @@ from jaxrl_llm.train.update.cost import describe, forward_passes
 from jaxrl_llm.train.update.part import At, Part, Setup, Teacher
 from jaxrl_llm.train.update.parts import PARTS, gradient_norms, parts_of
 from jaxrl_llm.train.update.parts import critic as critic_part
-from jaxrl_llm.train.update.step import read_batch
+from jaxrl_llm.train.update.reads import read_batch
 
 
 @for_each(

@@ -32,7 +32,7 @@ from jaxrl_llm.train import init_state, make_mesh, make_scorer, pack_batch, scor
 from jaxrl_llm.train.batches import map_microbatches
 from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.score_batch import score_batch, score_visits
-from jaxrl_llm.train.update import step
+from jaxrl_llm.train.update import reads
 from jaxrl_llm.train.update.part import At, Setup
 from jaxrl_llm.train.update.parts import mismatched_prompts
 
@@ -528,7 +528,7 @@ def watched_slices(monkeypatch):
         slices.append(count)
         return map_microbatches(function, batch, count)
 
-    monkeypatch.setattr(step, "map_microbatches", watched)
+    monkeypatch.setattr(reads, "map_microbatches", watched)
     return slices
 
 

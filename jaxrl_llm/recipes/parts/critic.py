@@ -101,6 +101,11 @@ class Critic(SecondModel):
             return jnp.sum(sum(losses) * weights)
         return jnp.sum(jnp.stack(losses, axis=-1) * weights)
 
+    @property
+    def steps_before_policy(self) -> int:
+        """The critic's warmup."""
+        return self.warmup
+
     def readers(self) -> tuple[Reader, ...]:
         """The returns, and the weights."""
         returns = Reader("critic's returns", self.returns, ("rewards",), offered="prepared")

@@ -47,6 +47,11 @@ class RecipePart:
         """The value of its keyword."""
         return self
 
+    @property
+    def steps_before_policy(self) -> int:
+        """Number of first steps in which the policy does not train yet."""
+        return 0
+
     # What it reads and writes
 
     def readers(self) -> tuple[Reader, ...]:

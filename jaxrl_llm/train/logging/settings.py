@@ -92,7 +92,6 @@ def recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
             slot = isinstance(value, tuple) or callable(value)
             flat[f"recipe.{key}"] = mask(format_value(value)) if slot else _plain(value)
     if presets and not isinstance(recipe, str):
-
         own, one, two = map(_slots, (recipe, *presets))
         # Where both presets differ, the slot depends on the number of questions.
         changed = [k for k in one if own[k] != one[k] and one[k] == two[k]]

@@ -10,7 +10,7 @@ from jaxrl_llm.recipes.inputs import shaped_extras
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.update.part import At, Part, Setup, Teacher
 from jaxrl_llm.train.update.parts import parts_of, reference
-from jaxrl_llm.train.update.step import merged_reads
+from jaxrl_llm.train.update.reads import merged_reads
 
 
 def forward_passes(

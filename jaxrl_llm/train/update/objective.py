@@ -17,55 +17,35 @@ def policy_objective(
     scorer: PolicyScorer, recipe: Recipe, base: ArrayTree, microbatches: int
 ) -> Objective:
     """The recipe's loss in the trained parameters; ``base`` are the frozen ones under LoRA."""
-    return Objective(
-        gradient=lambda params, batch: _gradient(scorer, recipe, base, params, batch, microbatches),
-        value=lambda params, batch: _value(scorer, recipe, base, params, batch, microbatches),
-        of_scorer=lambda other: policy_objective(other, recipe, base, microbatches),
-    )
-
-
-def _gradient(
-    scorer: PolicyScorer,
-    recipe: Recipe,
-    base: ArrayTree,
-    params: ArrayTree,
-    batch: Batch,
-    microbatches: int,
-) -> Gradients:
-    """The gradient of the recipe's loss with respect to the trained parameters."""
-    tell_temperature(batch, scorer)
     statistics = recipe.computed_from("policy")
-    measured = bool(recipe.computed_from("update").keys() - {UPDATE_SCALE})
-    measured &= batch.old_logp is not None
-    if measured and microbatches > 1:  # measured on all rows, so before the first microbatch
-        policy = merge_adapter(base, params)
-        before = map_microbatches(lambda part: scorer(policy, part).logp, batch, microbatches)
-        batch, measured = recipe.measure(batch, before), False
+    updates = bool(recipe.computed_from("update").keys() - {UPDATE_SCALE})
 
-    def loss(params: ArrayTree, part: Batch):
-        logp, entropy, computed = scorer(merge_adapter(base, params), part, statistics)
-        part = recipe.measure(part, logp) if measured else part
-        value = recipe.loss(logp, part, entropy=entropy, statistics=computed)
-        return value, (logp, entropy)
+    def gradient(params: ArrayTree, batch: Batch) -> Gradients:
+        tell_temperature(batch, scorer)
+        measured = updates and batch.old_logp is not None
+        if measured and microbatches > 1:  # measured on all rows, so before the first microbatch
+            policy = merge_adapter(base, params)
+            before = map_microbatches(lambda part: scorer(policy, part).logp, batch, microbatches)
+            batch, measured = recipe.measure(batch, before), False
 
-    value, (logp, entropy), grads = accumulate_gradients(loss, params, batch, microbatches)
-    return Gradients(value, grads, logp, entropy)
+        def loss(params: ArrayTree, part: Batch):
+            logp, entropy, computed = scorer(merge_adapter(base, params), part, statistics)
+            part = recipe.measure(part, logp) if measured else part
+            value = recipe.loss(logp, part, entropy=entropy, statistics=computed)
+            return value, (logp, entropy)
 
+        value, (logp, entropy), grads = accumulate_gradients(loss, params, batch, microbatches)
+        return Gradients(value, grads, logp, entropy)
 
-def _value(
-    scorer: PolicyScorer,
-    recipe: Recipe,
-    base: ArrayTree,
-    params: ArrayTree,
-    batch: Batch,
-    microbatches: int,
-) -> Gradients:
-    """As :func:`_gradient` for a policy that does not move: the gradient is 0."""
-    policy, statistics = merge_adapter(base, params), recipe.computed_from("policy")
-    logp, entropy, computed = map_microbatches(
-        lambda part: scorer(policy, part, statistics), batch, microbatches
+    def value(params: ArrayTree, batch: Batch) -> Gradients:
+        logp, entropy, computed = map_microbatches(
+            lambda part: scorer(merge_adapter(base, params), part, statistics), batch, microbatches
+        )
+        measured = recipe.measure(batch, logp)
+        loss = recipe.loss(logp, measured, entropy=entropy, statistics=computed)
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), params)
+        return Gradients(loss, spread_update(zeros), logp, entropy)
+
+    return Objective(
+        gradient, value, lambda other: policy_objective(other, recipe, base, microbatches)
     )
-    measured = recipe.measure(batch, logp)
-    value = recipe.loss(logp, measured, entropy=entropy, statistics=computed)
-    zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), params)
-    return Gradients(value, spread_update(zeros), logp, entropy)

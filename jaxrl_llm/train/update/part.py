@@ -44,6 +44,7 @@ class Part(NamedTuple):
       reads_logp: Whether ``after`` reads ``done.logp``.
       draws: Whether it draws random numbers and so reads ``at.key``.
       cost: Passes over a batch that are no reads, in words; for a user.
+      brings: Extras that a run puts into a batch for its reads, beside ``required_fields``.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Part(NamedTuple):
     reads_logp: bool = False
     draws: bool = False
     cost: str = ""
+    brings: tuple[str, ...] = ()
 
 
 class Start(NamedTuple):
@@ -169,9 +171,8 @@ class Setup:
 
     @functools.cached_property
     def starts(self) -> int:
-        """The first step that trains the policy; a critic trains alone before."""
-        critic = self.recipe.critic
-        return 0 if critic is None else critic.warmup
+        """The first step that trains the policy."""
+        return max((part.steps_before_policy for part in self.recipe.parts), default=0)
 
 
 class At(NamedTuple):

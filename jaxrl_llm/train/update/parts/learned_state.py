@@ -4,8 +4,8 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.train.optimizer import keep, stays_finite
 from jaxrl_llm.train.state import TrainState
+from jaxrl_llm.train.update.learned import next_state
 from jaxrl_llm.train.update.part import At, Done, Part, Setup
-from jaxrl_llm.train.update.step import next_state
 
 
 def part(recipe: Recipe, setup: Setup) -> Part | None:

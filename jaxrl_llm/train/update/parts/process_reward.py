@@ -18,8 +18,8 @@ from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Part, Read, Setup, Source
 from jaxrl_llm.train.update.parts import old_policy
 from jaxrl_llm.train.update.parts.critic import init_second
+from jaxrl_llm.train.update.reads import read_batch
 from jaxrl_llm.train.update.rows import unrouted
-from jaxrl_llm.train.update.step import read_batch
 
 
 def part(recipe: Recipe, setup: Setup) -> Part | None:
