@@ -85,6 +85,7 @@ from jaxrl_llm.curation.collectors.hints.steered import examples_in_prompt, hint
 from jaxrl_llm.curation.collectors.judged import judge_message, judged, refine_message
 from jaxrl_llm.curation.collectors.messages import budgeted, paraphrased, told_budgets
 from jaxrl_llm.curation.collectors.mixed import mixed
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
 from jaxrl_llm.curation.collectors.offline import (
     few_shot_pairs,
     offline_labels,
@@ -403,6 +404,7 @@ __all__ = [
     "JudgeItems",
     "LatentGame",
     "Memory",
+    "Needs",
     "OWN",
     "Operation",
     "Outcome",
@@ -563,6 +565,7 @@ __all__ = [
     "nearest_solved",
     "nearest_target",
     "needs_hint",
+    "needs_of_sources",
     "no_update",
     "offline_labels",
     "offline_lists",

@@ -7,6 +7,8 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -16,7 +18,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     groups_of,
     in_order,
     on_host,
-    prompt_source,
     sized,
     stack_outcomes,
 )
@@ -31,13 +32,14 @@ class _Refill:
     max_rounds: int
     source: Collector
 
-    asks_again = True
-    asks_ahead = True
-
     # What the rule said of the outcomes of this batch, so that each is asked once: by identity.
     judged: dict[int, tuple[Outcome, bool]] = dataclasses.field(
         default_factory=dict, init=False, compare=False
     )
+
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(asks_again=True, asks_ahead=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Refill":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
