@@ -22,6 +22,7 @@ d3s_selection          selection: rollouts of varied advantages, their most info
 capo_selection         selection: no token whose step would be too large
 mpt_mask               advantage: 0 for mastered tokens of responses of low entropy
 hinted, ...            collectors: help where a group fails, by a policy (ladder, scaffold, ...)
+from_generator         collectors: one of your own, as a generator that asks, waits and returns rows
 demonstrations         collectors: responses of the data and of the policy; mixed by share
 offline_pairs, ...     collectors: pairs, triples, lists and labels of the data; nothing is sampled
 degraded_pairs         collectors: pairs of the data and increasingly degraded copies
@@ -75,6 +76,7 @@ from jaxrl_llm.curation.collectors.experiences import (
     parse_operations,
     review_message,
 )
+from jaxrl_llm.curation.collectors.from_generator import GroupHandle, OpenBatch, from_generator
 from jaxrl_llm.curation.collectors.gdro_memory import RolloutGdroState, rollout_gdro_memory
 from jaxrl_llm.curation.collectors.hints.hinted import hinted, share_messages, tier_messages
 from jaxrl_llm.curation.collectors.hints.inpainted import inpainted
@@ -85,6 +87,7 @@ from jaxrl_llm.curation.collectors.hints.steered import examples_in_prompt, hint
 from jaxrl_llm.curation.collectors.judged import judge_message, judged, refine_message
 from jaxrl_llm.curation.collectors.messages import budgeted, paraphrased, told_budgets
 from jaxrl_llm.curation.collectors.mixed import mixed
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
 from jaxrl_llm.curation.collectors.offline import (
     few_shot_pairs,
     offline_labels,
@@ -398,12 +401,15 @@ __all__ = [
     "DownsampledState",
     "Experiences",
     "FewShot",
+    "GroupHandle",
     "HINTED",
     "JUDGE",
     "JudgeItems",
     "LatentGame",
     "Memory",
+    "Needs",
     "OWN",
+    "OpenBatch",
     "Operation",
     "Outcome",
     "Pairs",
@@ -416,11 +422,11 @@ __all__ = [
     "PromptGdroState",
     "QualityState",
     "REPLAYED",
-    "ReferenceMessages",
     "ROLES",
     "RateAdapter",
     "RateCalibration",
     "RateProjection",
+    "ReferenceMessages",
     "Replacement",
     "ReplayBuffer",
     "ReplaySample",
@@ -517,6 +523,7 @@ __all__ = [
     "first_bad_step",
     "first_rollouts",
     "forked",
+    "from_generator",
     "gdro_extra_rollouts",
     "greedy_allocate",
     "grpo_signal_utility",
@@ -563,6 +570,7 @@ __all__ = [
     "nearest_solved",
     "nearest_target",
     "needs_hint",
+    "needs_of_sources",
     "no_update",
     "offline_labels",
     "offline_lists",
@@ -571,7 +579,6 @@ __all__ = [
     "offline_triples",
     "only_demonstrations",
     "paraphrased",
-    "plain_texts",
     "parse_hints",
     "parse_operations",
     "partial_rollouts",
@@ -579,6 +586,7 @@ __all__ = [
     "pass_history_rate",
     "pass_history_update",
     "patch_decision",
+    "plain_texts",
     "pooled",
     "pooled_groups",
     "predict_message",

@@ -20,7 +20,7 @@ from jaxrl_llm.core import (
     traits_of,
 )
 from jaxrl_llm.curation import Collector, no_update
-from jaxrl_llm.curation.collectors.protocol import declares, draft_steps_of
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
@@ -341,8 +341,8 @@ class Recipe:
     @property
     def samples_responses(self) -> bool:
         """Whether some weights sample the responses; those of the data are right at any step."""
-        nothing = getattr(self.collector, "samples_nothing", False)
-        return not (nothing or declares(self.collector, "offline"))
+        needs = needs_of(self.collector)
+        return not (needs.samples_nothing or needs.offline)
 
     @property
     def _only_on_policy(self) -> bool:
@@ -401,7 +401,7 @@ class Recipe:
             return
         option = f"max_staleness {max_staleness}"
         self._check_policy_samples(option, instead="0")
-        if declares(self.collector, "needs_fresh_weights"):
+        if needs_of(self.collector).fresh_weights:
             raise ValueError(
                 f"recipe {self.name!r} trains each window of a response once and knows it by the "
                 f"version of its weights, which batches may share ({option}); use 0."
@@ -458,7 +458,7 @@ class Recipe:
                 f"recipe {self.name!r} samples nothing, so {option} of the sampler has no effect; "
                 "use None."
             )
-        if draft_steps_of(self.collector) is not None:
+        if needs_of(self.collector).draft_steps is not None:
             return
         drafts = ", or for a flow policy a collector of drafts, such as curation.drafted"
         drafts = drafts if self.likelihood is not None else ""

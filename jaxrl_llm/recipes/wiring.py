@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm import corrections
 from jaxrl_llm.core import Transform, accepted, checks, functions_of, parts_of, traits_of
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.curation.collectors.protocol import (
     GRADED_BY_RUN,
     collector_parts,
-    declares,
 )
 from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.recipes.batch import Batch
@@ -609,7 +609,7 @@ def _check_meaning(recipe) -> None:
         part.check(recipe)
     if recipe.correction is not None:
         _check_correction(recipe)
-    ungraded = declares(recipe.collector, "lacks_components")
+    ungraded = needs_of(recipe.collector).lacks_components
     if ungraded and "reward_components" in recipe.required_fields:
         raise ValueError(
             f"Recipe {recipe.name!r} reads reward_components, but the run's reward does not grade "
@@ -687,7 +687,7 @@ def _check_levels(recipe) -> None:
 def _check_head(recipe) -> None:
     """Raises ValueError if what trains a head samples, or reads what only a policy has."""
     what = f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} trains a reward model"
-    if not declares(recipe.collector, "offline"):
+    if not needs_of(recipe.collector).offline:
         raise ValueError(
             f"{what}, which writes no responses: the collector must take them from the data, as "
             f"curation.offline_pairs() does; got {recipe.collector!r}."

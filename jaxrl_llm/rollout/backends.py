@@ -263,8 +263,8 @@ class SamplerBackend:
             if each.responses or any(x is not None for x in drawn):
                 raise ValueError(
                     "a collector asks for continued responses, a limit or a temperature, which the "
-                    "whole-batch sampler does not support; set its attribute needs_slots to True, "
-                    "or set sampling.slots."
+                    "whole-batch sampler does not support; set needs = Needs(slots=True) "
+                    "on the collector, or sampling.slots."
                 )
             self._queue.extend((each, row) for row in range(self._num_rows(each)))
 

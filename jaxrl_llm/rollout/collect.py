@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.sizes import power_of_two
 from jaxrl_llm.core.support import Support
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.curation.collectors.protocol import (
     JUDGE,
     OWN,
@@ -24,7 +25,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
-    declares,
     width_of,
 )
 from jaxrl_llm.data.questions import Question, TextEncoder
@@ -215,7 +215,7 @@ def collect(
             # Rows of the sampler that would be empty sample what may be asked for next; but no
             # group of several rows, of which some would be left for another round.
             one_row = width_of(collector, group_size) == group_size
-            if one_row and declares(collector, "asks_ahead") and (spare := backend.spare()):
+            if one_row and needs_of(collector).asks_ahead and (spare := backend.spare()):
                 backend.submit(book.ahead(spare))
             book.finished |= backend.wait()
             book.take()
@@ -397,10 +397,10 @@ class _Book:
         """The tokens of a prompt with this text, or of another that is not the question's own."""
         prompt = None
         if text is not None:
-            if self._limits is None or not declares(self.collector, "sends_text"):
+            if self._limits is None or not needs_of(self.collector).sends_text:
                 raise ValueError(
-                    f"collector {self.collector!r} sends a text; set its attribute sends_text "
-                    "to True, so that prompts have room for the text."
+                    f"collector {self.collector!r} sends a text; set needs = "
+                    "Needs(sends_text=True) on it, so that prompts have room for the text."
                 )
             if (prompt := self._texts.get((place, text))) is None:
                 name = f"{self._name(place)}, with the text of collector {self.collector!r},"
@@ -499,22 +499,21 @@ class _Book:
                 )
 
     def _check_declared(self, request: Request, i: int, start: str) -> None:
-        """Raises ValueError if request i needs an attribute that the collector does not have."""
+        """Raises ValueError if request i has a field that the needs of the collector lack."""
         if request.prompt_tokens:
-            if not declares(self.collector, "sets_prompts"):
+            if not needs_of(self.collector).sets_prompts:
                 raise ValueError(
-                    f"{start} prompt_tokens in request {i}; its attribute sets_prompts must be "
-                    "True."
+                    f"{start} prompt_tokens in request {i}; its needs must have sets_prompts=True."
                 )
             if self._limits is not None:
                 size = self._limits.vocab_size
                 check_tokens(f"{start} prompt_tokens", request.prompt_tokens, size)
-        if request.fixed and not declares(self.collector, "fixes_tokens"):
+        if request.fixed and not needs_of(self.collector).fixes_tokens:
             raise ValueError(
-                f"{start} fixed tokens in request {i}; its attribute fixes_tokens must be True."
+                f"{start} fixed tokens in request {i}; its needs must have fixes_tokens=True."
             )
-        if request.draft and not declares(self.collector, "draft_steps"):
-            raise ValueError(f"{start} a draft in request {i}; it must have draft_steps.")
+        if request.draft and not needs_of(self.collector).draft_steps:
+            raise ValueError(f"{start} a draft in request {i}; its needs must have draft_steps.")
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raises ValueError unless rows can be a batch."""
@@ -626,7 +625,7 @@ class _Book:
 
     def _is_rollout_of_policy(self, request: Request) -> bool:
         """Whether the responses are answers of the policy: no verdicts, drafts, value estimates."""
-        values = declares(self.collector, "values_prefixes") and request.extends is not None
+        values = needs_of(self.collector).values_prefixes and request.extends is not None
         return request.sampled and request.role != JUDGE and not request.draft and not values
 
 

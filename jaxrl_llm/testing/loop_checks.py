@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxrl_llm.curation import no_update
 from jaxrl_llm.curation.collectors.messages import SeveralMessages
-from jaxrl_llm.curation.collectors.protocol import collector_parts, declares, sized
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import collector_parts, sized
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.models.lora import Adapted, trainable
@@ -202,7 +203,7 @@ def assert_loop_runs_whole(
         config = dataclasses.replace(config, model=network, reward=_first_number, sampling=sampling)
     elif default and made.likelihood is not None:
         config = dataclasses.replace(config, model=_denoiser)
-    if default and declares(made.collector, "fixes_tokens"):
+    if default and needs_of(made.collector).fixes_tokens:
         data, sampling = DataConfig(prompts=_long_references, chat=False), config.sampling
         sampling = dataclasses.replace(sampling, max_new_tokens=32)
         config = dataclasses.replace(config, data=data, reward=_digits, sampling=sampling)
@@ -347,11 +348,11 @@ def _check_collector(collector, result, name: str, config: TrainConfig, num_prom
     for part in parts:
         _check_roles(part, result.history, name, config, covered)
     asked = sum(row["rollouts_sampled"] for row in result.history)
-    if declares(collector, "needs_slots"):
+    if needs_of(collector).slots:
         return  # the collector changes how rollouts are sampled, not how many
     # One that sends several messages, or divides a batch between others, drops nothing itself.
     drops = any(
-        getattr(part, "asks_again", False)
+        needs_of(part).asks_again
         and not isinstance(part, SeveralMessages)
         and not hasattr(part, "groups_of_sources")
         for part in parts
@@ -359,7 +360,8 @@ def _check_collector(collector, result, name: str, config: TrainConfig, num_prom
     if (policy := getattr(collector, "policy", None)) is not None:
         # A collector that helps every group splits the G rollouts into those with and those
         # without help. Responses from the data are not sampled.
-        samples = policy.sends_text or policy.needs_slots or getattr(policy, "fixes_tokens", False)
+        needs = needs_of(policy)
+        samples = needs.sends_text or needs.slots or needs.fixes_tokens
         from_start = getattr(policy, "warmup", 0) < steps
         drops = drops and samples and not _always_helps(policy, size) and from_start
     if covered and not remembers and drops:
@@ -378,18 +380,18 @@ def _check_roles(part, history, name: str, config: TrainConfig, covered: bool) -
     """
     entered = {key for row in history for key, value in row.items() if value}
     if (policy := getattr(part, "policy", None)) is not None:
-        from_data = getattr(policy, "brings_responses", False) and covered
+        from_data = needs_of(policy).brings_responses and covered
         if from_data or _always_helps(policy, config.sampling.group_size):
             helped = not entered.isdisjoint({"rollouts/hinted", "rollouts/demonstration"})
             _require(helped, f"{name}: no help of its collector is in a batch")
         # Without a chunk in its place, a rollout of the second round succeeds by chance alone.
-        fixed = not getattr(policy, "fixes_tokens", False) or "hint_tokens" in entered
+        fixed = not needs_of(policy).fixes_tokens or "hint_tokens" in entered
         _require(fixed or not covered, f"{name}: no token of the data is in a batch")
-    if declares(part, "brings_texts"):
+    if needs_of(part).brings_texts:
         _require("rollouts/text" in entered, f"{name}: no text of its collector is in a batch")
     # Nothing is stored before the first batch. A store that others fill has no start.
     start = getattr(part, "start", None)
-    if getattr(part, "stores_responses", False) and start is not None:
+    if needs_of(part).stores_responses and start is not None:
         replays = "rollouts/replayed" in entered
         _require(replays or config.steps <= max(start, 1), f"{name}: no stored group is in a batch")
 

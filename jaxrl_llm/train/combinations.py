@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from jaxrl_llm.curation.collectors.protocol import declares
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
 from jaxrl_llm.rewards.answers import row_check
 from jaxrl_llm.rewards.scoring import name_of
 from jaxrl_llm.train.reward_values import check_stated
 
-# What a run with an environment does not support, by the attribute of a collector that needs it.
+# What a run with an environment does not support, by the need of a collector for it.
 _NOT_IN_EPISODES = {
     "stores_responses": "reuses responses of earlier batches without the turns of an episode",
     "sends_text": "sends messages in place of the first observations of an environment",
@@ -31,8 +31,9 @@ def check_combination(config: Any, recipe: Any) -> None:
 
 
 def _check_environment(recipe: Any) -> None:
+    needs = needs_of(recipe.collector)
     for name, what in _NOT_IN_EPISODES.items():
-        if declares(recipe.collector, name):
+        if getattr(needs, name):
             raise ValueError(
                 f"config: {recipe.collector!r} {what}; use another recipe with an environment."
             )

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 from jaxrl_llm.core import bind, checks, functions_of
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.core.runtime.precision import resolve_dtype
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
-    declares,
-    draft_steps_of,
     width_of,
 )
 from jaxrl_llm.environments.protocol import truncation_reward_of
@@ -719,7 +718,7 @@ class TrainConfig:
                         "evaluation: members answer at the temperature of the recipe, "
                         f"{recipe.temperature:g}."
                     )
-        if declares(recipe.collector, "needs_slots"):
+        if needs_of(recipe.collector).slots:
             raise ValueError(
                 f"config: the collector of {recipe.name!r} decodes in slots, which a population "
                 f"does not; got {recipe.collector!r}."
@@ -829,7 +828,7 @@ class TrainConfig:
             because = f"the likelihood of recipe {recipe.name!r} depends on the masks of a batch"
         elif not self.offline:
             because = f"recipe {recipe.name!r} samples its responses"
-        elif declares(recipe.collector, "sends_text"):
+        elif needs_of(recipe.collector).sends_text:
             because = f"the prompts of recipe {recipe.name!r} change with each batch"
         if because is not None:
             raise ValueError(f"config: reference_logp has no effect: {because}.")
@@ -878,7 +877,7 @@ class TrainConfig:
     @property
     def rounds_rollouts(self) -> bool:
         """Whether the policy is rounded where it samples what trains, not only its drafts."""
-        drafts = draft_steps_of(self.resolved_recipe.collector)
+        drafts = needs_of(self.resolved_recipe.collector).draft_steps
         return self.sampler_quantization is not None and drafts is None
 
     @property
@@ -890,7 +889,7 @@ class TrainConfig:
     @property
     def offline(self) -> bool:
         """Whether the data contain the training responses and their rewards."""
-        return declares(self.resolved_recipe.collector, "offline")
+        return needs_of(self.resolved_recipe.collector).offline
 
     @property
     def samples_nothing(self) -> bool:
@@ -909,7 +908,7 @@ class TrainConfig:
     def has_rewards(self) -> bool:
         """Whether all responses that are trained on come with their rewards."""
         recipe = self.resolved_recipe
-        return declares(getattr(recipe, "collector", None), "has_rewards")
+        return needs_of(getattr(recipe, "collector", None)).has_rewards
 
     def with_model(self, model: str | Callable) -> "TrainConfig":
         """The config by which another model of the run is loaded, such as its teacher.

@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import watchdog
 from jaxrl_llm.curation import Collector, in_order
-from jaxrl_llm.curation.collectors.protocol import declares, sized, width_of
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import sized, width_of
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.data.rendering import make_renderer
 from jaxrl_llm.models.lora import describe_params
@@ -275,7 +276,7 @@ class Experiment:
         if self.sampler_mesh is not None or samplers.engine is not None:
             return
         widths = {bucket_of(len(question.tokens)) for question in self.train}
-        if len(widths) == 1 and not declares(recipe.collector, "sends_text"):
+        if len(widths) == 1 and not needs_of(recipe.collector).sends_text:
             params, key = self.on_rollout_mesh((params, key))
             size = self.config.prompts_per_step
             if self._rounds_rollouts:
@@ -320,7 +321,7 @@ class Experiment:
         """The questions of an evaluation, and how many of them are decoded greedily at a time."""
         config, shards = self.config, batch_shards(self.rollout_mesh)
         questions, message = self.held_out, None
-        if config.offline and declares(self.collector, "sends_text"):
+        if config.offline and needs_of(self.collector).sends_text:
             questions = self._after_messages
         elif config.reads_columns:  # several rows of one prompt are one question
             questions = list({x.prompt.content: x for x in questions}.values())
@@ -370,7 +371,7 @@ class Experiment:
         collector needs episodes of a task that always begin alike.
         """
         config, no_rewrites = self.config, ""
-        if tuple(seed) != (_EVALUATION,) and declares(self.recipe.collector, "repeats_starts"):
+        if tuple(seed) != (_EVALUATION,) and needs_of(self.recipe.collector).repeats_starts:
             seed = ()
         if trains:
             no_rewrites = why_no_rewrites(config, self.recipe, self.model, self.teacher)

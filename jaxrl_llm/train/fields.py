@@ -13,13 +13,13 @@ import numpy as np
 
 from jaxrl_llm.core import call_with
 from jaxrl_llm.core.sizes import power_of_two
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     GRADED_BY_RUN,
     HINTED,
     TEXT,
     UNFINISHED,
-    declares,
 )
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, Recipe
@@ -115,7 +115,7 @@ def needs_environment(recipe: Recipe) -> bool:
       False
     """
     names = host_fields(recipe) - {*_TURNS, *_PREFIXES}
-    asks = declares(recipe.collector, "needs_environment")
+    asks = needs_of(recipe.collector).environment
     asks = asks or recipe.subagent is not None
     return asks or any(_axes(name) == "PGK" for name in names)
 
@@ -128,12 +128,12 @@ def check_fields(
     Reward components and an environment's turn data are known only after the first call, so they
     are checked with the first batch.
     """
-    if not environment and declares(recipe.collector, "needs_environment"):
+    if not environment and needs_of(recipe.collector).environment:
         raise ValueError(
             f"the collector of recipe {recipe.name!r} branches after the turns of an environment; "
             f"set config.environment, or replace the collector {recipe.collector!r}."
         )
-    if bool(recipe.text_coef) != declares(recipe.collector, "brings_texts"):
+    if bool(recipe.text_coef) != needs_of(recipe.collector).brings_texts:
         what = f"recipe {recipe.name!r} has text_coef {recipe.text_coef:g}"
         if recipe.text_coef:
             raise ValueError(
@@ -153,11 +153,11 @@ def check_fields(
     made |= {*_KNOWN, *_SPANS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
     made |= set() if recipe.likelihood is None else {*recipe.likelihood.fields}
     made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())} | {*(_PARTS if environment else ())}
-    if declares(recipe.collector, "values_prefixes"):
+    if needs_of(recipe.collector).values_prefixes:
         made |= {*_PREFIXES}
     if recipe.collector is not None or isinstance(recipe.sampled_by, tuple):
         made.add("steered")
-    ungraded = not environment and declares(recipe.collector, "lacks_components")
+    ungraded = not environment and needs_of(recipe.collector).lacks_components
     if not ungraded:
         made |= {*_TURNS}
     for name in sorted(host_fields(recipe) - made):

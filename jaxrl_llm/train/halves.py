@@ -14,7 +14,8 @@ import numpy as np
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, OWN, declares
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, OWN
 from jaxrl_llm.rollout import Rollout
 
 
@@ -45,7 +46,7 @@ def check_halves(config: Any, recipe: Any) -> None:
             f"sampling: policy and reference of {name} sample a half of each group, so group_size "
             f"must be even; got {size}."
         )
-    in_slots = config.sampling.slots is not None or declares(recipe.collector, "needs_slots")
+    in_slots = config.sampling.slots is not None or needs_of(recipe.collector).slots
     if in_slots or config.environment is not None:
         raise ValueError(
             f"config: the reference of {name} samples half of each group with other weights, which "

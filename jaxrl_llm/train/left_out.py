@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
     width_of,
@@ -242,7 +243,7 @@ def data_responses(
     for part in collector_parts(recipe.collector):
         policy = getattr(part, "policy", part)  # of a collector that helps groups
         reader = getattr(policy, "reader", None)
-        if not getattr(policy, "brings_responses", False) or reader is None:
+        if not needs_of(policy).brings_responses or reader is None:
             continue
         width = width_of(part, config.sampling.group_size)
         for row, question in zip(DataRows(questions), questions, strict=True):

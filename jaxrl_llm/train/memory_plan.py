@@ -23,7 +23,8 @@ from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.memory import available_memory
 from jaxrl_llm.core.sizes import power_of_two
-from jaxrl_llm.curation.collectors.protocol import declares, in_order, width_of
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import in_order, width_of
 from jaxrl_llm.data.chat import with_template_options
 from jaxrl_llm.evolution.leaves import num_drawn
 from jaxrl_llm.models.denoising import block_length_of, is_causal
@@ -556,7 +557,7 @@ class _Run(NamedTuple):
     @property
     def length(self) -> int:
         """Tokens of a row of a batch: T, plus those of a collector's text before the response."""
-        sends_text = declares(self.recipe.collector, "sends_text")
+        sends_text = needs_of(self.recipe.collector).sends_text
         before = self.inputs.longest_prompt if sends_text else 0
         return self.config.sampling.max_new_tokens + before
 

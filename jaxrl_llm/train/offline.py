@@ -22,6 +22,7 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import reason, write_whole
 from jaxrl_llm.curation import Collector, in_epochs
+from jaxrl_llm.curation.collectors.needs import reads_all_of_rows
 from jaxrl_llm.curation.collectors.protocol import collector_parts
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, validate_batch
@@ -65,7 +66,7 @@ def offline_batches(
       num_groups, group_size: Size of a batch.
       limits, pad_id: See :func:`~jaxrl_llm.rollout.collect.collect`.
     """
-    parts = [part for part in collector_parts(collector) if getattr(part, "offline", False)]
+    parts = [part for part in collector_parts(collector) if reads_all_of_rows(part)]
     known = [*questions, *examples]
     backend = SamplerBackend(
         _unavailable,

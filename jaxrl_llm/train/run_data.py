@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from jaxrl_llm.core import accepted, functions_of, traits_of
+from jaxrl_llm.curation.collectors.needs import needs_of, reads_all_of_rows
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
-    declares,
     parts_with_sizes,
     width_of,
 )
@@ -109,7 +109,7 @@ def check_data(
     Held-out prompts need the responses that an evaluation compares. What decides training alone is
     checked only for a run that ``trains``, so a policy of before can still be evaluated.
     """
-    other_text = declares(recipe.collector, "sends_text")
+    other_text = needs_of(recipe.collector).sends_text
     other_text = other_text or recipe.computed_from("responses")
     several = next((prompt for prompt in prompts if prompt.messages is not None), None)
     if several is not None and (other_text or config.environment is not None):
@@ -126,7 +126,7 @@ def check_data(
         check_fields(recipe, rows, environment=config.environment is not None)
     if trains:
         _check_tasks(recipe, prompts)
-    compares = declares(recipe.collector, "offline")
+    compares = needs_of(recipe.collector).offline
     sizes = config.prompts_per_step, config.sampling.group_size
     for part, groups, group_size in parts_with_sizes(recipe.collector, *sizes):
         if not groups:
@@ -140,7 +140,7 @@ def check_data(
         if trains and hasattr(part, "check_sizes"):
             with _named(recipe):
                 part.check_sizes(DataRows(rows), group_size=group_size, num_groups=groups)
-        if compares and getattr(part, "offline", False) and hasattr(part, "check_rows"):
+        if compares and reads_all_of_rows(part):
             others = [Question(prompt, []) for prompt in held_out]
             with _named(recipe):
                 part.check_rows(DataRows(others))
@@ -211,7 +211,7 @@ def _warn_of_evaluation_text(config: TrainConfig, recipe: Any) -> None:
     for part in collector_parts(collector):
         lost = hasattr(part, "evaluation_text") and not hasattr(collector, "evaluation_text")
         # With responses of the data alone, the evaluation has the prompts of the collector.
-        examples = getattr(part, "offline", False) and getattr(part, "sends_text", False)
+        examples = reads_all_of_rows(part) and needs_of(part).sends_text
         if lost or examples and not config.offline:
             warnings.warn(
                 f"evaluation: its prompts lack what {part!r} puts into those of training, since "
@@ -223,7 +223,7 @@ def _warn_of_evaluation_text(config: TrainConfig, recipe: Any) -> None:
 def _check_graded_together(config: TrainConfig, recipe: Any) -> None:
     """Raises ValueError if a judge that compares would get the responses of a group in parts."""
     compares = isinstance(config.reward, judge) and config.reward.compare
-    if compares and declares(recipe.collector, "grades_apart"):
+    if compares and needs_of(recipe.collector).grades_apart:
         raise ValueError(
             "config: a judge that compares needs several responses to a prompt, but "
             f"{recipe.collector!r} has responses of a group graded apart from the others."
@@ -358,7 +358,7 @@ def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> i
     wanted = config.sampling.prompt_length
     if config.environment is not None:
         return _prompt_length(config, model, _OBSERVATION_ROOM)
-    sends = declares(recipe.collector, "sends_text")
+    sends = needs_of(recipe.collector).sends_text
     teaches = recipe.has_teacher and not recipe.learns_from_model
     if wanted is not None and not sends and not teaches:
         raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.curation.collectors.protocol import declares, draft_steps_of, entropy_tau_of
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.data.rendering import make_renderer, response_ends
 from jaxrl_llm.diffusion import FlowLikelihood
@@ -193,7 +193,7 @@ def make_samplers(
         sampled = sampler(model, mesh=mesh, group_size=samples, greedy=is_flow)
     engine = _rollout_engine(config, recipe, behavior, tokenizer, place, longest=longest)
     drafts = None
-    if (steps := draft_steps_of(recipe.collector)) is not None:
+    if (steps := needs_of(recipe.collector).draft_steps) is not None:
         drafts = make_flow_sampler(
             model,
             recipe.likelihood,
@@ -212,7 +212,7 @@ def engine_grid(config: TrainConfig, recipe: Any, *, longest: int) -> tuple[int,
     """
     sampling = config.sampling
     if sampling.slots is None:
-        if config.environment is None and not declares(recipe.collector, "needs_slots"):
+        if config.environment is None and not needs_of(recipe.collector).slots:
             return None
         every = config.prompts_per_step * sampling.group_size
         sampling = dataclasses.replace(sampling, slots=every)
@@ -232,11 +232,11 @@ def _rollout_engine(
     grid = engine_grid(config, recipe, longest=longest)
     if grid is None:
         return None
-    sampling, collector, (rows, width) = config.sampling, recipe.collector, grid
+    sampling, needs, (rows, width) = config.sampling, needs_of(recipe.collector), grid
     if config.environment is not None:
         make_renderer(tokenizer, chat=config.data.chat)  # an error is seen before the first turn
     # An evaluation of episodes decodes greedily in the same slots.
-    varies = config.environment is not None or declares(collector, "varies_temperature")
+    varies = config.environment is not None or needs.varies_temperature
     return make_engine(
         behavior,
         mesh=mesh,
@@ -251,10 +251,10 @@ def _rollout_engine(
         stop_ids=response_ends(tokenizer, chat=config.data.chat),
         pad_id=tokenizer.pad_id,
         vary=("temperature",) if varies else (),
-        entropy=declares(collector, "records_entropy"),
-        runner_up=declares(collector, "records_runner_up"),
-        model_entropy=declares(collector, "records_model_entropy"),
-        entropy_tau=entropy_tau_of(collector),
+        entropy=needs.records_entropy,
+        runner_up=needs.records_runner_up,
+        model_entropy=needs.records_model_entropy,
+        entropy_tau=needs.entropy_tau,
         record_experts=config.router_replay,
     )
 
@@ -301,8 +301,8 @@ def _check_mixture(config: TrainConfig) -> None:
 
 def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
     """Raises ValueError for options that the model of a run, causal or not, does not support."""
-    sampling = config.sampling
-    if draft_steps_of(recipe.collector) is not None and model.velocity is None:
+    sampling, needs = config.sampling, needs_of(recipe.collector)
+    if needs.draft_steps is not None and model.velocity is None:
         raise ValueError(
             f"config: {recipe.collector!r} asks for drafts, which only a flow model makes."
         )
@@ -311,7 +311,7 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             raise ValueError(
                 f"sampling: denoising has no effect with a causal model; got {sampling.denoising}."
             )
-        if declares(recipe.collector, "fixes_tokens"):
+        if needs.fixes_tokens:
             raise ValueError(
                 f"recipe {recipe.name!r}: its collector fixes tokens of a response, which needs a "
                 "denoising model (causal=False)."
@@ -319,7 +319,7 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
         if not recipe.forward_only and recipe.likelihood is not None:
             scorer_of(recipe, model)  # refuses the model before its weights are read
         return
-    if declares(recipe.collector, "mixes_texts"):
+    if needs.mixes_texts:
         raise ValueError(
             f"config: {recipe.collector!r} sends different messages for the members of a row. "
             "Where they differ, they would stand before the responses, and a denoising or flow "
@@ -332,7 +332,7 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
         scorer_of(recipe, model, temperature=sampling.temperature)
     flow = recipe.likelihood if isinstance(recipe.likelihood, FlowLikelihood) else None
     begins_alike = flow is None or not (flow.splits or flow.text_length(sampling.max_new_tokens))
-    if draft_steps_of(recipe.collector) is not None and not begins_alike:
+    if needs.draft_steps is not None and not begins_alike:
         raise ValueError(
             f"config: {recipe.collector!r} generates again from the noise of its drafts, but "
             f"recipe {recipe.name!r} splits or writes a text first, so its trajectories begin from "
@@ -347,8 +347,7 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
         raise ValueError(
             f"sampling: denoising has no effect with a flow model; got {sampling.denoising}."
         )
-    collector = recipe.collector
-    if config.environment is not None or declares(collector, "needs_slots"):
+    if config.environment is not None or needs.slots:
         raise ValueError(
             "config: a denoising model writes responses of a fixed length, which an environment or "
             "this collector cannot continue."

@@ -11,7 +11,8 @@ import optax
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.curation import in_order
-from jaxrl_llm.curation.collectors.protocol import declares, width_of
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import width_of
 from jaxrl_llm.data.chat import date_written
 from jaxrl_llm.data.questions import TextEncoder
 from jaxrl_llm.models.denoising import is_causal
@@ -120,15 +121,14 @@ def load_experiment(
         recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     without = LeftOut.of(unreadable=unreadable, too_long=too_long, truncated=truncated)
     collector = recipe.collector
-    sends_text = declares(collector, "sends_text")
+    needs = needs_of(collector)
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
-    sets_prompts = declares(collector, "sets_prompts")
-    if sends_text or sets_prompts or config.environment or not is_causal(model):
+    if needs.sends_text or needs.sets_prompts or config.environment or not is_causal(model):
         shared_prefix_len = 0
     longest = text_room(config, recipe, model, max(len(q.tokens) for q in train))
     if (budget := config.tokens_per_microbatch) is not None:
         group_size = width_of(collector or in_order(), config.sampling.group_size)
-        length = config.sampling.max_new_tokens + (longest if sends_text else 0)
+        length = config.sampling.max_new_tokens + (longest if needs.sends_text else 0)
         # An evaluation of pairs packs held-out rows in the same way.
         compared = held_out if config.compares_held_out else []
         prompt = max([longest, *(len(q.tokens) for q in compared)])

@@ -10,7 +10,8 @@ from rows import for_each
 import jaxrl_llm as jr
 from jaxrl_llm import curation as cur
 from jaxrl_llm.curation import JUDGE, OWN, Collection, predicted
-from jaxrl_llm.curation.collectors.protocol import declares, sized
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import sized
 
 G, T = 2, 16
 DATA = [{"text": f"question {i}"} for i in range(10)]
@@ -105,8 +106,8 @@ def test_the_gate_and_its_parts():
 
     # What a run is told.
     plain, cut = predicted(PARSE, REWARD), predicted(PARSE, REWARD, cutoff=CUTOFF)
-    assert declares(plain, "sends_text") and not declares(plain, "needs_slots")
-    assert declares(cut, "needs_slots")
+    assert needs_of(plain).sends_text and not needs_of(plain).slots
+    assert needs_of(cut).slots
     assert repr(cut) == ("predicted(parse_meta_answer, meta_answer_rewards, cutoff=length_cutoff)")
     with pytest.raises(ValueError, match="prompts_per_step must be at least 2, got 1"):
         plain.check_sizes(DATA, group_size=G, num_groups=1)

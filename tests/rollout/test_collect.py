@@ -22,7 +22,8 @@ from jaxrl_llm.curation import (
     refill,
     two_phase,
 )
-from jaxrl_llm.curation.collectors.protocol import declares, sized
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
@@ -226,7 +227,7 @@ def test_what_beliefs_cannot_take_is_one_sentence(reward, score, message):
 class Wandering:
     """Asks for a group that it did not propose, so that the numbers of those ahead shift."""
 
-    asks_ahead = True
+    needs = jr.curation.Needs(asks_ahead=True)
 
     def init(self, num_prompts):
         return ()
@@ -488,9 +489,9 @@ def test_a_replayed_batch_samples_and_grades_only_what_it_needs():
 def test_what_is_built_of_refill_samples_ahead():
     one = refill(jr.curation.informative_groups)
     for collector in (one, jr.curation.replayed(capacity=4, share=0.5, source=one)):
-        assert declares(collector, "asks_ahead")
+        assert needs_of(collector).asks_ahead
     for collector in (in_order(), jr.curation.predicted(len, len), jr.curation.judged()):
-        assert not declares(collector, "asks_ahead")
+        assert not needs_of(collector).asks_ahead
 
 
 @for_each("together", [True, False])

@@ -249,6 +249,23 @@ BY_RATE = curation.prioritized(learnability)
 LADDER = curation.hinted(curation.ladder(TIERS))
 PREFIXES = curation.prefixed(low=0.8, high=0.9)
 PREDICTED_FIRST = jr.recipes.masa(efficient=True).collector
+
+
+def second_chance(batch):
+    """A generator that requests a second group of each prompt that failed, after one more."""
+    groups = batch.ask(batch.num_groups)
+    while any(group.outcome is None for group in groups):
+        yield
+    failed = [group for group in groups if group.outcome.rewards.mean() <= 0.5]
+    size = batch.group_size
+    again = {each: batch.request(curation.Request(size, extends=each.index)) for each in failed}
+    (spare,) = batch.ask(1)  # after requests of another kind
+    while any(group.outcome is None for group in (*again.values(), spare)):
+        yield
+    rows = [again.get(group, group).row() for group in groups]
+    return rows[:-1] + [spare.row()]
+
+
 HALF_JUDGED = curation.judged(judges=0.5, refines=0.0)
 
 COLLECTORS = {
@@ -331,6 +348,10 @@ COLLECTORS = {
             0.5,
         ),
         (curation.in_order(), 0.5),
+    ),
+    "from_generator": curation.from_generator(second_chance),
+    "mixed generators": curation.mixed(
+        (curation.from_generator(second_chance), 0.5), (curation.refill(informative_groups), 0.5)
     ),
     "replayed": curation.replayed(capacity=5, share=0.5),
     "replayed, each": curation.replayed(capacity=5, share=0.5, draw="each", source=BY_RATE),

@@ -7,7 +7,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import EntropyStats, entropy_signal, signal_temperature
-from jaxrl_llm.curation.collectors.protocol import entropy_tau_of
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.rollout.sampling.draw import Drawn, RowOptions, draw_rows
 from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import Requests, Slots, Tokens
@@ -162,6 +162,7 @@ def test_bad_options_are_named():
     with pytest.raises(TypeError, match="entropy_temperature: measure must be a function"):
         jr.curation.entropy_temperature(0.8)
     twice = jr.curation.entropy_temperature(entropy_signal)
-    assert entropy_tau_of(twice) == 0.05 and entropy_tau_of(jr.curation.in_order()) is None
+    assert needs_of(twice).entropy_tau == 0.05
+    assert needs_of(jr.curation.in_order()).entropy_tau is None
     with pytest.raises(ValueError, match="one entropy_tau is possible"):
-        entropy_tau_of(jr.curation.entropy_temperature(entropy_signal, source=twice))
+        needs_of(jr.curation.entropy_temperature(entropy_signal, source=twice))

@@ -10,7 +10,8 @@ from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Decision, Request, Response, Row, in_order
-from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED, REPLAYED, declares
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED, REPLAYED
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import TextEncoder, encode_prompts
 from jaxrl_llm.rewards import Scores
@@ -38,9 +39,7 @@ class Plan:
 
     requests: tuple
     rows: tuple
-    sends_text: bool = True
-    needs_slots: bool = True
-    fixes_tokens: bool = True
+    needs: jr.curation.Needs = jr.curation.Needs(sends_text=True, slots=True, fixes_tokens=True)
 
     def width(self, group_size):
         return max(len(row) for row in self.rows)
@@ -239,7 +238,7 @@ def test_rewards_that_requests_bring(tiny, name):
     plan = Plan(
         (Request(2, 1, reward=judge), Request(2, 2, responses=replayed, sampled=False)),
         (((0, 0), (0, 1)), ((1, 0), (1, 1))),
-        needs_slots=False,
+        needs=jr.curation.Needs(),
     )
     batch = play(plan, backends(tiny, calls)[name]())
     assert batch.scores.rewards.reshape(2, 2).tolist() == [[0, 1], [0.25, 3]]
@@ -320,7 +319,8 @@ def test_requests_that_nothing_can_serve_are_refused(tiny, request_, message):
     assert message in str(error.value)
 
 
-TWO, ROWS, NEEDS = Request(1, 2), (((0, 0),), ((1, 0),)), "set its attribute {} to True"
+TWO, ROWS, NEEDS = Request(1, 2), (((0, 0),), ((1, 0),)), r"Needs\({}=True\)"
+SLOTS = jr.curation.Needs(slots=True)
 FIXED, LIMITED, SENT = one(fixed=(CELLS,)), one(limit=3), one(text="x")
 MIXED_ROWS = (((0, 0), (1, 0)), ((2, 0),))
 
@@ -328,9 +328,9 @@ MIXED_ROWS = (((0, 0), (1, 0)), ((2, 0),))
 @for_each(
     ("name", "requests", "rows", "options", "message"),
     [
-        ("rounds", (FIXED,), ROWS[:1], {"fixes_tokens": False}, "fixes_tokens must be True"),
-        ("rounds", (LIMITED, TWO), ROWS, {}, NEEDS.format("needs_slots")),
-        ("slots", (SENT, TWO), ROWS, {"sends_text": False}, NEEDS.format("sends_text")),
+        ("rounds", (FIXED,), ROWS[:1], {"needs": SLOTS}, "must have fixes_tokens=True"),
+        ("rounds", (LIMITED, TWO), ROWS, {}, NEEDS.format("slots")),
+        ("slots", (SENT, TWO), ROWS, {"needs": SLOTS}, NEEDS.format("sends_text")),
         ("slots", (one(), SENT, TWO), MIXED_ROWS, {}, "prompts of row 0, of prompt '1', do not"),
     ],
 )
@@ -343,10 +343,10 @@ def test_what_a_plan_cannot_ask_for_is_told(tiny, name, requests, rows, options,
 def test_a_collector_has_the_needs_of_those_it_is_built_of():
     inner = Plan((), ((),))
     outer = jr.curation.refill(jr.curation.informative_groups, source=inner)
-    assert declares(outer, "sends_text") and declares(outer, "needs_slots")
-    assert not declares(outer, "records_entropy")
-    assert not declares(jr.curation.refill(jr.curation.informative_groups), "sends_text")
-    assert not declares(None, "sends_text") and not declares(in_order(), "needs_slots")
+    assert needs_of(outer).sends_text and needs_of(outer).slots
+    assert not needs_of(outer).records_entropy
+    assert not needs_of(jr.curation.refill(jr.curation.informative_groups)).sends_text
+    assert not needs_of(None).sends_text and not needs_of(in_order()).slots
 
 
 def test_a_collector_sees_the_rows_of_the_data(tiny):

@@ -225,7 +225,7 @@ def test_a_population_answers_once(tmp_path):
 
 def test_a_population_has_no_slots(tmp_path):
     class Slotted(type(jr.curation.in_order())):
-        needs_slots = True
+        needs = jr.curation.Needs(slots=True)
 
     recipe = jr.recipes.eggroll(sigma=0.05).replace(collector=Slotted())
     with pytest.raises(ValueError, match="decodes in slots, which a population does not"):

@@ -316,7 +316,7 @@ def denoiser():
 
 
 class Undeclared(type(jr.curation.budgeted((3, 40)))):
-    mixes_texts = False
+    needs = jr.curation.Needs(sends_text=True)
 
 
 @pytest.mark.slow

@@ -437,7 +437,7 @@ def test_branches_need_an_environment_and_a_turn(tmp_path):
 class ShortAnswers:
     """A collector that limits the tokens of a response."""
 
-    needs_slots = True
+    needs = jr.curation.Needs(slots=True)
 
     def init(self, num_prompts):
         return ()

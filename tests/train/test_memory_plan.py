@@ -644,7 +644,7 @@ def options(error):
 class Wide:
     """A collector of wider groups, some of which have a text of their own."""
 
-    sends_text: bool = False
+    needs: jr.curation.Needs = jr.curation.Needs()
     init, propose, observe = (lambda *x: None,) * 3
 
     def width(self, group_size):
@@ -663,7 +663,7 @@ def test_rows_of_a_collector_and_of_a_teacher_are_counted(config, inputs):
     assert wide["gradients"] == plain["gradients"]
     # A prompt has 16 tokens and 2 or 6 responses of 4: 24 or 40 in all.
     assert 1.6 < wide["activations"] / plain["activations"] < 1.8
-    told, texts = step(Wide(sends_text=True), prompt_length=20)
+    told, texts = step(Wide(jr.curation.Needs(sends_text=True)), prompt_length=20)
     assert told.longest_prompt == 24 and inputs.longest_prompt == 16
     # 24 and 6 times 28.
     assert texts["activations"] > 4 * wide["activations"]

@@ -17,6 +17,7 @@ from jaxrl_llm.curation.collectors.hints.hinted import (
     read_column,
 )
 from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, rows_of
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     JUDGE,
@@ -55,20 +56,15 @@ class _Demonstrations(HintedPolicy):
     max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     name = "demonstrations"
-    sends_text = False
-    brings_responses = True
 
     @property
-    def helps_every_group(self) -> bool:
-        return self.when == "always"
-
-    @property
-    def lacks_components(self) -> bool:
-        return self.reward is not None
-
-    @property
-    def grades_apart(self) -> bool:
-        return self.reward is None
+    def needs(self) -> Needs:
+        return Needs(
+            brings_responses=True,
+            helps_every_group=self.when == "always",
+            lacks_components=self.reward is not None,
+            grades_apart=self.reward is None,
+        )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Demonstrations":
         del group_size

@@ -9,14 +9,14 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import accepted, stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import evaluation_text_of
 from jaxrl_llm.curation.collectors.protocol import (
     GRADED_BY_RUN,
     Collection,
     Collector,
     Decision,
     Row,
-    declares,
-    evaluation_text_of,
     for_batch_of,
     in_order,
     on_host,
@@ -48,7 +48,9 @@ class _Downsampled:
     regrade: Callable | None
     source: Collector
 
-    asks_again = True
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(asks_again=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Downsampled":
         size = self.group_size_of_source(group_size)
@@ -158,7 +160,7 @@ class _Downsampled:
                 f"{self!r}: {reader} reads {name!r}, which is also the name of a component of the "
                 "run's reward; rename the component."
             )
-        if declares(self.source, "lacks_components"):
+        if needs_of(self.source).lacks_components:
             raise ValueError(
                 f"{self!r}: {reader} reads the component {name!r}, but the run's reward does not "
                 f"grade all responses of the source. {GRADED_BY_RUN}"

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -25,9 +26,11 @@ class _Drafted:
 
     rule: Callable
     oversample: int
-    draft_steps: int
+    steps: int
 
-    asks_again = True
+    @property
+    def needs(self) -> Needs:
+        return Needs(asks_again=True, draft_steps=self.steps)
 
     def init(self, num_prompts: int) -> ArrayTree:
         return in_order().init(num_prompts)
@@ -71,7 +74,7 @@ class _Drafted:
 
     def __repr__(self) -> str:
         rule = stable_repr(self.rule)
-        return f"drafted({rule}, oversample={self.oversample}, steps={self.draft_steps})"
+        return f"drafted({rule}, oversample={self.oversample}, steps={self.steps})"
 
 
 def drafted(rule: Callable, *, oversample: int = 4, steps: int = 6) -> Collector:
@@ -109,4 +112,4 @@ def drafted(rule: Callable, *, oversample: int = 4, steps: int = 6) -> Collector
     if not callable(rule):
         raise TypeError(f"drafted: rule must be a function; got {rule!r}.")
     checks.check_count("drafted", oversample=oversample, steps=steps)
-    return _Drafted(rule=rule, oversample=int(oversample), draft_steps=int(steps))
+    return _Drafted(rule=rule, oversample=int(oversample), steps=int(steps))

@@ -7,7 +7,7 @@ where one is required raises TypeError.
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from jaxrl_llm.core import Array, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.hints.policies import no_reward
 from jaxrl_llm.curation.collectors.messages import plain_source
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
 from jaxrl_llm.curation.collectors.protocol import (
     HINTED,
     JUDGE,
@@ -212,8 +213,9 @@ class _Experienced:
     review: Callable
     source: Collector
 
-    sends_text: ClassVar[bool] = True
-    asks_again: ClassVar[bool] = True
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(sends_text=True, asks_again=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Experienced":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)

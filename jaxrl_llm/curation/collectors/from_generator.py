@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from jaxrl_llm.core import ArrayTree
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -15,7 +17,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     full_row,
     in_order,
-    prompt_source,
     sized,
 )
 
@@ -115,7 +116,15 @@ class GeneratorCollector:
     source: Collector
     memo: dict = dataclasses.field(default_factory=dict, init=False, compare=False)  # of ``once``
 
-    asks_again = True
+    @property
+    def needs(self) -> Needs:
+        """The needs of the source, and of the generator's own requests."""
+        return needs_of_sources(self.source) | Needs(asks_again=True) | self.also
+
+    @property
+    def also(self) -> Needs:
+        """What the requests and rows of the generator need of a run."""
+        return Needs()
 
     def collect(self, batch: OpenBatch) -> Generator[None, None, list[Row]]:
         """Asks for groups, waits by ``yield``, and returns the rows; see :func:`from_generator`."""
@@ -173,15 +182,23 @@ class _FromGenerator(GeneratorCollector):
     """Made by :func:`from_generator`."""
 
     function: Collect
+    requests: Needs
+
+    @property
+    def also(self) -> Needs:
+        return self.requests
 
     def collect(self, batch: OpenBatch) -> Generator[None, None, list[Row]]:
         return self.function(batch)
 
     def __repr__(self) -> str:
-        return f"from_generator({stable_repr(self.function)}{self.of_source()})"
+        needs = "" if self.requests == Needs() else f", needs={self.requests!r}"
+        return f"from_generator({stable_repr(self.function)}{needs}{self.of_source()})"
 
 
-def from_generator(collect: Collect, *, source: Collector | None = None) -> Collector:
+def from_generator(
+    collect: Collect, *, needs: Needs | None = None, source: Collector | None = None
+) -> Collector:
     """A collector from a generator that asks for groups, waits, and returns the rows of the batch.
 
     ``collect(batch)`` gets an :class:`OpenBatch`. ``batch.ask(count)`` and ``batch.request(...)``
@@ -194,13 +211,15 @@ def from_generator(collect: Collect, *, source: Collector | None = None) -> Coll
 
     Args:
       collect: The generator function; with options, through :func:`jaxrl_llm.bind`.
+      needs: What requests of its own need of a run, such as ``Needs(sends_text=True)`` if they have
+        a text; None for nothing.
       source: The collector that proposes the groups of ``ask``; None for :func:`in_order`.
 
     Returns:
       A collector; its state is that of ``source``.
 
     Raises:
-      TypeError: If ``collect`` is not a function.
+      TypeError: If ``collect`` is not a function, or ``needs`` not a record of needs.
       ValueError: If the source requests more after groups have finished.
 
     Example:
@@ -222,4 +241,7 @@ def from_generator(collect: Collect, *, source: Collector | None = None) -> Coll
     """
     if not callable(collect):
         raise TypeError(f"from_generator: collect must be a function; got {collect!r}.")
-    return _FromGenerator(collect, source=prompt_source("from_generator", source))
+    if not isinstance(needs, Needs | None):
+        raise TypeError(f"from_generator: needs must be a curation.Needs; got {needs!r}.")
+    source = prompt_source("from_generator", source)
+    return _FromGenerator(collect, needs or Needs(), source=source)

@@ -7,13 +7,13 @@ required raises TypeError.
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 import jax
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     JUDGE,
     Collection,
@@ -106,12 +106,9 @@ class _Judged:
     judge: Callable
     refine: Callable
 
-    sends_text: ClassVar[bool] = True
-    asks_again: ClassVar[bool] = True
-
     @property
-    def lacks_components(self) -> bool:
-        return self.judges > 0
+    def needs(self) -> Needs:
+        return Needs(sends_text=True, asks_again=True, lacks_components=self.judges > 0)
 
     def check_sizes(self, data: Sequence[Mapping], *, group_size: int, num_groups: int) -> None:
         """Raises ValueError if a share of the groups is less than one of them."""

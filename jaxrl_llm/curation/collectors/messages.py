@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Decision,
     Request,
     Row,
-    declares,
     in_order,
     more_of,
-    prompt_source,
     resized,
     sized,
 )
@@ -50,7 +50,7 @@ def plain_source(name: str, source: Collector | None) -> Collector:
       ValueError: If the source sends messages as well, which would be lost.
     """
     source = prompt_source(name, source)
-    if declares(source, "sends_text"):
+    if needs_of(source).sends_text:
         raise ValueError(
             f"{name}: source {source!r} sends messages of its own, which those of {name} would "
             "replace; use a source that sends the prompts themselves, such as in_epochs."
@@ -64,9 +64,12 @@ class SeveralMessages:
 
     source: Collector
 
-    sends_text = True
-    helps_every_group = True
-    asks_again = True
+    @property
+    def needs(self) -> Needs:
+        """Those of the source, for requests with messages."""
+        return needs_of_sources(self.source) | Needs(
+            sends_text=True, helps_every_group=True, asks_again=True
+        )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "SeveralMessages":
         """Passes the sizes of a run to the source."""
@@ -169,12 +172,9 @@ class _Budgeted(SeveralMessages):
     template: str = BUDGET_TEMPLATE
 
     @property
-    def mixes_texts(self) -> bool:
-        return len(self.budgets) > 1
-
-    @property
-    def grades_apart(self) -> bool:
-        return len(self.budgets) > 1
+    def needs(self) -> Needs:
+        several = len(self.budgets) > 1
+        return super().needs | Needs(mixes_texts=several, grades_apart=several)
 
     def _messages(self, collection: Collection):
         group, each = collection.group_size, len(self.budgets)

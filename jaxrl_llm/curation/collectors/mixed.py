@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of, needs_of_sources
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -13,7 +14,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     collector_parts,
-    declares,
     for_batch_of,
     on_host,
     sized,
@@ -28,11 +28,10 @@ class _Mixed:
     sources: tuple[Collector, ...]
     shares: tuple[float, ...]
 
-    asks_again = True
-
     @property
-    def samples_nothing(self) -> bool:
-        return all(getattr(source, "samples_nothing", False) for source in self.sources)
+    def needs(self) -> Needs:
+        nothing = all(needs_of(source).samples_nothing for source in self.sources)
+        return needs_of_sources(*self.sources) | Needs(asks_again=True, samples_nothing=nothing)
 
     def width(self, group_size: int) -> int:
         return max(width_of(source, group_size) for source in self.sources)
@@ -61,7 +60,7 @@ class _Mixed:
     def _part_ahead(self, num_groups: int) -> int:
         """The last part that has groups, of those that ask for more if there are any."""
         present = [k for k, n in enumerate(self.groups_of_sources(num_groups)) if n]
-        return max(present, key=lambda k: (declares(self.sources[k], "asks_ahead"), k))
+        return max(present, key=lambda k: (needs_of(self.sources[k]).asks_ahead, k))
 
     def propose(self, state, key, collection: Collection, count: int):
         asks = [decision.ask for decision, _ in self._decisions(state, collection)]

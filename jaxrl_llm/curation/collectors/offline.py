@@ -26,6 +26,8 @@ from jaxrl_llm.curation.collectors.hints.hinted import (
     read_column,
     read_text,
 )
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     Collection,
@@ -36,7 +38,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     computed_once,
     in_order,
     on_host,
-    prompt_source,
 )
 from jaxrl_llm.curation.collectors.visits import in_epochs
 from jaxrl_llm.curation.few_shot import sample_few_shot
@@ -199,28 +200,24 @@ class Offline:
     size: int | None
     source: Collector
 
-    brings_responses = True
-    samples_nothing = True
-    helps_every_group = True
-
     @property
-    def offline(self) -> bool:
-        """Whether the data have all rewards."""
-        return self.size is not None
+    def needs(self) -> Needs:
+        """Those of responses of the data, whose rewards it may have as well."""
+        offline = self.size is not None
+        rewards = offline or getattr(self.reader, "reward", None) is not None
+        return needs_of_sources(self.source) | Needs(
+            brings_responses=True,
+            samples_nothing=True,
+            helps_every_group=True,
+            offline=offline,
+            has_rewards=rewards,
+            # Those of steps bring more than one number as their reward.
+            lacks_components=rewards and not isinstance(self.reader, _Steps),
+        )
 
     def width(self, group_size: int) -> int:
         """Responses of a group."""
         return group_size if self.size is None else self.size
-
-    @property
-    def has_rewards(self) -> bool:
-        """Whether responses come with their rewards."""
-        return self.offline or getattr(self.reader, "reward", None) is not None
-
-    @property
-    def lacks_components(self) -> bool:
-        """Whether responses come with one number as their reward; those of steps bring more."""
-        return self.has_rewards and not isinstance(self.reader, _Steps)
 
     def check_rows(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row lacks a field that the collector reads."""
@@ -283,7 +280,9 @@ class _FewShot(Offline):
     shot: str
     template: str
 
-    sends_text = True
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(sends_text=True)
 
     def check_rows(self, data: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError if a row lacks a field that the collector reads."""

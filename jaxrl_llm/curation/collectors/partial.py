@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     UNFINISHED,
     Collection,
@@ -16,11 +18,9 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Response,
     Row,
-    declares,
     groups_of,
     in_order,
     joined_outcome,
-    prompt_source,
     sized,
 )
 
@@ -71,10 +71,11 @@ class _Partial:
     group_size: int | None = None
     max_new_tokens: int | None = None
 
-    needs_slots: ClassVar[bool] = True
-    splits_turns: ClassVar[bool] = True
-    asks_again: ClassVar[bool] = True
-    grades_apart: ClassVar[bool] = True
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(
+            slots=True, splits_turns=True, asks_again=True, grades_apart=True
+        )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Partial":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
@@ -259,8 +260,11 @@ class _Partial:
 class _Windowed(_Partial):
     """Made by :func:`windowed`: room for P groups that go on."""
 
-    needs_fresh_weights = True  # what a batch sampled is told by the current version
-    lacks_components = True  # a response that has not ended has a reward of 0, and no more
+    @property
+    def needs(self) -> Needs:
+        # The current version tells what a batch sampled. A response that has not ended has a reward
+        # of 0, and no more.
+        return super().needs | Needs(fresh_weights=True, lacks_components=True)
 
     def observe(self, state: PartialState, collection: Collection) -> tuple[Decision, ArrayTree]:
         riding, groups = self._riding(state, collection)
@@ -379,7 +383,7 @@ def partial_rollouts(
 
 def _source(name: str, source: Collector | None) -> Collector:
     source = prompt_source(name, source)
-    if declares(source, "counts_groups"):
+    if needs_of(source).counts_groups:
         raise ValueError(
             f"{name}: source {source!r} counts the groups of a batch, but groups end in later "
             "batches here, so prompts would be asked twice and others never; use in_order, whose "

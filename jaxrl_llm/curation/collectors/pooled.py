@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     OWN,
     Collection,
@@ -15,7 +17,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Row,
     on_host,
-    prompt_source,
     resized,
     sized,
     stack_outcomes,
@@ -64,9 +65,11 @@ class _Pooled:
     source: Collector
     max_new_tokens: int | None = None
 
-    asks_again = True
-    grades_apart = True
-    repeats_starts = True
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(
+            asks_again=True, grades_apart=True, repeats_starts=True
+        )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Pooled":
         high = group_size if self.high is None else self.high

@@ -6,13 +6,14 @@ An argument that is not a function where one is required raises TypeError.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.hints.policies import no_reward
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     JUDGE,
     Collection,
@@ -72,18 +73,18 @@ class _Predicted:
     cutoff: Callable | None
     max_new_tokens: int | None = None
 
-    sends_text: ClassVar[bool] = True
-    # Without rounds too: its rows set the rewards of predictions, which their requests leave at 0.
-    asks_again: ClassVar[bool] = True
-    lacks_components: ClassVar[bool] = True
-
     @property
-    def needs_slots(self) -> bool:
-        return self.cutoff is not None
-
-    @property
-    def splits_turns(self) -> bool:
-        return self.needs_slots
+    def needs(self) -> Needs:
+        cuts = self.cutoff is not None
+        return Needs(
+            sends_text=True,
+            # Without rounds too: its rows set the rewards of predictions, which their requests
+            # leave at 0.
+            asks_again=True,
+            lacks_components=True,
+            slots=cuts,
+            splits_turns=cuts,
+        )
 
     @property
     def _first(self) -> bool:

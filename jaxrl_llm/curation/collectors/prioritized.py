@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm.core import Array, ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.core.sizes import power_of_two
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -48,9 +49,9 @@ class _Prioritized:
     reward_range = (0.0, 1.0)
 
     @property
-    def values_prefixes(self) -> bool:
-        """Whether rows of new prompts have the value of the empty response."""
-        return self.first > 0
+    def needs(self) -> Needs:
+        """Rows of new prompts have the value of the empty response."""
+        return Needs(values_prefixes=self.first > 0)
 
     def _are_new(self, state: PromptBelief, prompts: np.ndarray) -> np.ndarray:
         """Bool, the prompts whose belief is still the prior."""

@@ -20,58 +20,8 @@ Every collector guarantees: the requests do not depend on how many are proposed 
 depend on which groups have finished, but not on their order; the number of requests is bounded. A
 batch thus depends only on key, state and weights.
 
-Attributes of a collector declare what its requests need from a run before the model is loaded; a
-collector built of others has their attributes (:func:`declares`):
-
-- ``sends_text = True``: requests with a ``text``. The prompt length is increased for it. The
-  prompts of an environment are its first observations, so a run with one is rejected.
-- ``helps_every_group = True``: every group has a text in place of the prompt, a hint or a response
-  of the data, so there are no groups that ``replayed`` could store. A collector built of several
-  has it only if all of them do.
-- ``mixes_texts = True``: rows whose members train after different texts, which a denoising or flow
-  model cannot score.
-- ``sets_prompts = True``: requests with ``prompt_tokens``, so prompts have no common prefix.
-- ``stores_responses = True``: responses of earlier batches. Stored episodes lack their turns, so a
-  run with an environment is rejected.
-- ``lacks_components = True``: responses that train with rewards that the run's reward does not
-  give, so that they have no components. A recipe that reads these, or other results of the reward
-  such as answers or the rewards of steps, is rejected.
-- ``brings_responses = True``: responses of the data, or their beginnings. They are no turns of an
-  episode, so a run with an environment is rejected.
-- ``brings_texts = True``: texts of role ``TEXT``, which are no responses. A recipe whose
-  ``text_coef`` is 0, which would train on them as on responses, is rejected.
-- ``needs_slots = True``: responses that continue, a ``limit`` or a ``temperature``, which the
-  whole-batch sampler does not support; the run decodes in slots.
-- ``splits_turns = True``: responses that pause, have a ``limit`` or continue from a place within a
-  turn. An environment plays whole turns, so a run with one is rejected.
-- ``needs_environment = True``: episodes that branch after their turns, so a run without an
-  environment is rejected.
-- ``needs_fresh_weights = True``: it recognizes by their version the tokens that a batch sampled, so
-  a run whose ``max_staleness`` is not 0, in which batches may share a version, is rejected.
-- ``fixes_tokens = True``: requests with ``fixed`` tokens, which only a denoising model supports.
-- ``varies_temperature = True``, ``records_entropy = True``, ``records_model_entropy = True``,
-  ``records_runner_up = True``: further features of the slots.
-- ``values_prefixes = True``: its rows have segments, whose prefixes it values.
-- ``has_rewards = True``: its responses come with their rewards, so a run without an evaluation
-  needs no reward. A collector built of several has it only if all of them do.
-- ``offline = True``: the data have all responses and their rewards. Nothing is sampled, so a run
-  needs no reward, and the evaluation compares the responses of held-out rows. A collector built of
-  several has it only if all of them do.
-- ``samples_nothing = True``: the data have all responses, though perhaps not their rewards, so a
-  recipe without a ratio may take several steps on a batch. A collector built of others has it only
-  if it says so itself.
-- ``asks_again = True``: it requests more after groups have finished, selects among their rollouts
-  or sets their rewards, so it cannot be the source of a collector that only uses its prompts.
-- ``asks_ahead = True``: after groups have finished it asks for further ones that do not depend on
-  them, the next of ``propose``, so rows that the whole-batch sampler has to spare sample these.
-- ``grades_apart = True``: rows whose responses are graded in several requests, so a reward that
-  compares the responses of a group would not see all of them; a run with such a judge is rejected.
-- ``counts_groups = True``: its place in the data advances by the groups of a batch that it is
-  shown, so it cannot be the source of a collector whose groups end in a later batch.
-- ``repeats_starts = True``: it remembers single episodes of a task, such as their number of turns,
-  so in a run with an environment all training episodes of a task begin with the same seed.
-- ``draft_steps``, a number: requests for a ``draft`` of a flow policy with this many steps.
-- ``entropy_tau``, a number: strength with which their temperature follows the entropy.
+A collector may have ``needs``, the :class:`~jaxrl_llm.curation.Needs` of its requests. Without it,
+it has those of the collectors that it is built of.
 
 A collector that follows quantities learned in training has ``follows(algo_state)``, which selects
 them from the recipe's state, and ``follow(state, learned)``; a run calls them before each batch,
@@ -99,42 +49,12 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.core import Array, ArrayTree
 
 # Roles of a rollout: sampled for this batch; the same with help in its prompt; written by another
 # policy; sampled for an earlier batch; an answer to a question about other rollouts; a text of the
 # data, which answers nothing.
 OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE, TEXT = range(6)
-# Attributes that a collector built of others has only if all of them do.
-_OF_ALL_SOURCES = ("offline", "has_rewards", "helps_every_group")
-# All attributes that the module describes, but samples_nothing, which a mixture says of itself.
-DECLARATIONS = (
-    *_OF_ALL_SOURCES,
-    "sends_text",
-    "mixes_texts",
-    "sets_prompts",
-    "stores_responses",
-    "lacks_components",
-    "brings_responses",
-    "brings_texts",
-    "needs_slots",
-    "splits_turns",
-    "needs_environment",
-    "needs_fresh_weights",
-    "fixes_tokens",
-    "varies_temperature",
-    "records_entropy",
-    "records_model_entropy",
-    "records_runner_up",
-    "values_prefixes",
-    "asks_again",
-    "asks_ahead",
-    "grades_apart",
-    "counts_groups",
-    "repeats_starts",
-    "draft_steps",
-    "entropy_tau",
-)
 # How a recipe gets all that the run's reward gives, where a collector has ``lacks_components``.
 GRADED_BY_RUN = (
     "Leave that collector out; replayed needs regrade=True, and demonstrations no reward=."
@@ -556,46 +476,6 @@ def width_of(collector: Collector, group_size: int) -> int:
     return group_size if width is None else width(group_size)
 
 
-def declares(collector: Any, name: str) -> bool:
-    """Whether a collector, or one that it is built of, has this attribute with a true value.
-
-    One that is built of several is ``offline``, or has ``has_rewards`` or ``helps_every_group``,
-    only if all of them do.
-
-    Raises:
-      ValueError: If no collector may have an attribute of this name.
-
-    Example:
-      >>> declares(in_order(), "sends_text")
-      False
-    """
-    checks.check_option("declares", "name", name, DECLARATIONS)
-    if name not in _OF_ALL_SOURCES:
-        return any(getattr(each, name, False) for each in collector_parts(collector))
-    sources = [source for source, _ in _sources_with_groups(collector, 0)]
-    of_sources = bool(sources) and all(declares(source, name) for source in sources)
-    return bool(getattr(collector, name, False)) or of_sources
-
-
-def entropy_tau_of(collector: Any) -> float | None:
-    """How far the temperature follows the entropy of the next token; None if it does not.
-
-    Raises:
-      ValueError: If a collector is built of two that say so.
-    """
-    taus = [getattr(part, "entropy_tau", None) for part in collector_parts(collector)]
-    taus = [tau for tau in taus if tau is not None]
-    if len(taus) > 1:
-        raise ValueError(f"collector {collector!r}: one entropy_tau is possible, not {taus}.")
-    return taus[0] if taus else None
-
-
-def draft_steps_of(collector: Any) -> int | None:
-    """Steps of the drafts that a collector, or one that it is built of, asks for; else None."""
-    steps = (getattr(part, "draft_steps", None) for part in collector_parts(collector))
-    return next((count for count in steps if count is not None), None)
-
-
 def collector_parts(collector: Any) -> Iterator[Any]:
     """A collector and those that it is built of.
 
@@ -613,11 +493,11 @@ def parts_with_sizes(
     yield collector, num_groups, group_size
     size_of = getattr(collector, "group_size_of_source", None)
     size = group_size if size_of is None else size_of(group_size)
-    for source, count in _sources_with_groups(collector, num_groups):
+    for source, count in sources_of(collector, num_groups):
         yield from parts_with_sizes(source, count, size)
 
 
-def _sources_with_groups(collector: Any, num_groups: int) -> list[tuple[Any, int]]:
+def sources_of(collector: Any, num_groups: int) -> list[tuple[Any, int]]:
     """The collectors that a collector holds itself, each with its number of groups."""
     inner = vars(collector).values() if hasattr(collector, "__dict__") else ()
     every = [(y, num_groups) for x in inner for y in (x if isinstance(x, tuple | list) else (x,))]
@@ -625,16 +505,6 @@ def _sources_with_groups(collector: Any, num_groups: int) -> list[tuple[Any, int
         every = list(zip(collector.sources, of_sources(num_groups), strict=True))
     functions = ("init", "propose", "observe")
     return [(x, count) for x, count in every if all(hasattr(x, f) for f in functions)]
-
-
-def evaluation_text_of(source: Any) -> Callable:
-    """``evaluation_text`` of a collector whose prompts are those of ``source``.
-
-    The state of the collector has that of the source as its ``source``. Raises AttributeError if
-    the source sets no message, so that as a property it is absent then as well.
-    """
-    of_source = source.evaluation_text
-    return lambda state, takes_text: of_source(state.source, takes_text)
 
 
 def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:
@@ -712,24 +582,6 @@ def in_order() -> Collector:
       The default of verl, TRL and tunix: shuffled passes over the data.
     """
     return _InOrder()
-
-
-def prompt_source(name: str, source: Collector | None) -> Collector:
-    """A source that provides only prompts to another collector; :func:`in_order` for None.
-
-    Raises:
-      TypeError: If it is not a collector.
-      ValueError: If it requests more after groups have finished, or selects among their rollouts.
-    """
-    source = in_order() if source is None else source
-    if not all(callable(getattr(source, f, None)) for f in ("init", "propose", "observe")):
-        raise TypeError(f"{name}: source must be a collector; got {source!r}.")
-    if declares(source, "asks_again"):
-        raise ValueError(
-            f"{name}: source must ask for each group once, as in_order and prioritized do; "
-            f"{source!r} also decides what becomes of groups that have finished."
-        )
-    return source
 
 
 @contextlib.contextmanager

@@ -9,12 +9,13 @@ import numpy as np
 from jaxrl_llm.core import call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.from_generator import GeneratorCollector, GroupHandle, OpenBatch
+from jaxrl_llm.curation.collectors.needs import Needs
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Outcome,
     groups_of,
     on_host,
-    prompt_source,
     stack_outcomes,
 )
 
@@ -27,7 +28,9 @@ class _Refill(GeneratorCollector):
     oversample: float
     max_rounds: int
 
-    asks_ahead = True
+    @property
+    def also(self) -> Needs:
+        return Needs(asks_ahead=True)
 
     def collect(self, batch: OpenBatch):
         target, most = batch.num_groups, batch.num_groups * self.max_rounds

@@ -12,6 +12,8 @@ import numpy as np
 from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.core.sizes import power_of_two
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import evaluation_text_of
 from jaxrl_llm.curation.collectors.protocol import (
     OWN,
     REPLAYED,
@@ -23,8 +25,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     check_is_group,
     collector_parts,
-    declares,
-    evaluation_text_of,
     for_batch_of,
     in_order,
     on_host,
@@ -235,12 +235,11 @@ class _Replayed:
     group_size: int | None = None
     max_new_tokens: int | None = None
 
-    asks_again = True
-    stores_responses = True
-
     @property
-    def lacks_components(self) -> bool:
-        return not self.regrade
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(
+            asks_again=True, stores_responses=True, lacks_components=not self.regrade
+        )
 
     @property
     def first_help(self) -> int:
@@ -623,7 +622,7 @@ def replayed(
     if until is not None and until <= start:
         raise ValueError(f"{name}: until must be above start {start}; got {until}.")
     source = in_order() if source is None else source
-    if declares(source, "values_prefixes"):
+    if needs_of(source).values_prefixes:
         raise ValueError(
             f"{name}: source {source!r} values prefixes of its responses, but the buffer stores no "
             "segments of responses."
@@ -633,7 +632,7 @@ def replayed(
             f"{name}: source {source!r} also replays stored groups, which cannot be told apart "
             "from those of this collector; leave one of the two out."
         )
-    if declares(source, "helps_every_group"):
+    if needs_of(source).helps_every_group:
         raise ValueError(
             f"{name}: source {source!r} gives every group a text, a hint or a response of the "
             "data, but only groups that were sampled after the prompt itself are stored, so none "

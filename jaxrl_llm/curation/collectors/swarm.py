@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from jaxrl_llm.core.reasoning import Continuation
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import write_whole
 from jaxrl_llm.core.sizes import power_of_two
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     Collection,
@@ -189,7 +190,7 @@ class _Shared:
     # Of the batch in the making, what the swarm had when it began; and the places of questions.
     pool: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
-    stores_responses = True
+    needs: ClassVar[Needs] = Needs(stores_responses=True)
 
     def check_sizes(self, data: Sequence[Mapping], *, group_size: int, num_groups: int) -> None:
         """Raises ValueError if no group of a batch can be one of others."""

@@ -11,13 +11,14 @@ import numpy as np
 
 from jaxrl_llm.core import Array, ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import evaluation_text_of
 from jaxrl_llm.curation.collectors.protocol import (
     REPLAYED,
     Collection,
     Collector,
     Decision,
     Request,
-    evaluation_text_of,
     for_batch_of,
     in_order,
     on_host,
@@ -81,12 +82,15 @@ class _Targeted:
     embed: Callable
     predict: Callable | None
     source: Collector
-    asks_again: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     # The embeddings of the last data set, by its texts; a run makes a copy for each batch.
     embedded: dict[tuple[str, ...], np.ndarray] = dataclasses.field(
         default_factory=dict, compare=False
     )
+
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(asks_again=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Targeted":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,11 +10,12 @@ import numpy as np
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.core.sizes import power_of_two
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import evaluation_text_of
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Request,
-    evaluation_text_of,
     for_batch_of,
     in_order,
     on_host,
@@ -40,11 +41,14 @@ class _EntropyTemperature:
     """Made by :func:`entropy_temperature`."""
 
     measure: Callable
-    entropy_tau: float
+    tau: float
     source: Collector
 
-    needs_slots: ClassVar[bool] = True
-    records_model_entropy: ClassVar[bool] = True
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(
+            slots=True, records_model_entropy=True, entropy_tau=self.tau
+        )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_EntropyTemperature":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
@@ -102,7 +106,7 @@ class _EntropyTemperature:
         )
 
     def __repr__(self) -> str:
-        text = f"{stable_repr(self.measure)}, tau={self.entropy_tau:g}"
+        text = f"{stable_repr(self.measure)}, tau={self.tau:g}"
         return f"entropy_temperature({text}, source={self.source!r})"
 
 
@@ -154,4 +158,4 @@ def entropy_temperature(
         raise TypeError(f"{name}: measure must be a function; got {measure!r}.")
     checks.check_share(name, zero=False, one=False, tau=tau)
     source = in_order() if source is None else source
-    return _EntropyTemperature(measure=measure, entropy_tau=float(tau), source=source)
+    return _EntropyTemperature(measure=measure, tau=float(tau), source=source)

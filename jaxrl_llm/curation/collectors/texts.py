@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree
 from jaxrl_llm.core.reasoning import Continuation
 from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, read_text
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     TEXT,
     Collection,
@@ -30,11 +31,13 @@ class _PlainTexts:
     column: str
     max_new_tokens: int | None = None  # of the run
 
-    sets_prompts = True
-    brings_responses = True
-    brings_texts = True
-    samples_nothing = True
-    helps_every_group = True
+    needs: ClassVar[Needs] = Needs(
+        sets_prompts=True,
+        brings_responses=True,
+        brings_texts=True,
+        samples_nothing=True,
+        helps_every_group=True,
+    )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_PlainTexts":
         del group_size

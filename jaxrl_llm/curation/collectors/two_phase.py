@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, accepted, call_with, checks, traits_of
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     HINTED,
     Collection,
@@ -20,7 +22,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     in_order,
     more_of,
     on_host,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.prompts.beliefs import (
@@ -143,8 +144,10 @@ class _TwoPhase:
     memory: Memory | None
     text: Callable | None
 
-    asks_again = True
-    grades_apart = True
+    @property
+    def needs(self) -> Needs:
+        of_text = Needs(sends_text=True, mixes_texts=True) if self.text is not None else Needs()
+        return needs_of_sources(self.source) | of_text | Needs(asks_again=True, grades_apart=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_TwoPhase":
         first = self.first or group_size
@@ -170,14 +173,6 @@ class _TwoPhase:
                 f"{self!r}: for its allocator to have a choice, group_size must be below "
                 f"max_rollouts {most}, or each prompt gets so many; got {group_size}."
             )
-
-    @property
-    def sends_text(self) -> bool:
-        return self.text is not None
-
-    @property
-    def mixes_texts(self) -> bool:
-        return self.text is not None
 
     def width(self, group_size: int) -> int:
         return max(self.max_rollouts, self.first or group_size)

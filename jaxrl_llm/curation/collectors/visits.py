@@ -16,6 +16,8 @@ import numpy as np
 from jaxrl_llm.core import ArrayTree, bind, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.hints.hinted import solution_of
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     HINTED,
     Collection,
@@ -26,7 +28,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     computed_once,
     in_order,
     on_host,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.hints import hint_level, prefix_cuts
@@ -83,7 +84,7 @@ class _InEpochs:
     """Made by :func:`in_epochs`."""
 
     seed: int | None = None
-    counts_groups: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(counts_groups=True)
 
     def init(self, num_prompts: int) -> ArrayTree:
         return _visits(num_prompts)
@@ -233,7 +234,9 @@ class _HintLevels:
     threshold: float
     source: Collector
 
-    sends_text = True
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(sends_text=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
@@ -372,8 +375,7 @@ class _Prefixed:
     seed: int | None
     max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
-    needs_slots = True
-    brings_responses = True
+    needs: ClassVar[Needs] = Needs(slots=True, brings_responses=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Prefixed":
         del group_size

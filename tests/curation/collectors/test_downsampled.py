@@ -122,7 +122,7 @@ def test_mistakes():
 
     # A rule reads no component that some responses lack.
     class Stored(type(cur.in_order())):
-        lacks_components = True
+        needs = jr.curation.Needs(lacks_components=True)
 
     with pytest.raises(ValueError, match="the component 'penalty', but the run's reward does not"):
         chosen(downsampled(cur.resample_on_correct, source=Stored()))

@@ -23,9 +23,9 @@ from jaxrl_llm.curation import (
     Response,
 )
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, _drawn_alike
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
-    declares,
     more_of,
     parts_with_sizes,
     sized,
@@ -254,8 +254,8 @@ ladder, scaffold, tiers = cur.ladder, cur.scaffold, cur.tier_messages
     ],
 )
 def test_what_the_rows_of_a_collector_hold(collector, mixes, apart):
-    assert declares(collector, "mixes_texts") == mixes
-    assert declares(collector, "grades_apart") == apart
+    assert needs_of(collector).mixes_texts == mixes
+    assert needs_of(collector).grades_apart == apart
 
 
 def test_adhint():
@@ -268,7 +268,7 @@ def test_adhint():
     assert [len(text) for text in shown] == [8, 12, 8]
     assert shown[0] == "solution 0 is 0"[:8] and requests[3].responses[0].trains is None
     assert rows[0].members == ((0, 0), (0, 1), (3, 0), (3, 1))
-    assert collector.needs_slots and not collector.sends_text
+    assert collector.needs.slots and not collector.needs.sends_text
 
     # Adhint draws its noise by step and group.
     collector = cur.hinted(cur.hint_share(high=0.5, noise=0.4))

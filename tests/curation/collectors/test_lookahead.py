@@ -14,7 +14,8 @@ from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import HINTED, Collection, Request, Response, lookahead
-from jaxrl_llm.curation.collectors.protocol import UNFINISHED, declares, sized
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import UNFINISHED, sized
 
 P, G, T, V, STOP = 3, 6, 14, 6, 5
 RULES = {"min_prob": 0.2, "max_gap": 0.2, "ages": (3, 4), "max_distance": 0.5, "limit": 10}
@@ -224,9 +225,9 @@ def test_trees():
 
 def test_mistakes():
     # It says what slots must do and prints what differs.
-    for name in ("needs_slots", "varies_temperature", "records_runner_up"):
-        assert declares(STEPWISE, name)
-    assert not declares(STEPWISE, "records_entropy")
+    needs = needs_of(STEPWISE)
+    assert needs.slots and needs.varies_temperature and needs.records_runner_up
+    assert not needs.records_entropy
     assert repr(lookahead()) == "lookahead()"
     assert repr(COPIES) == "lookahead(min_prob=0.9, ages=(2,), limit=4)"
     schedule = {"starts": (0, 10, 20, 80, 200), "shares": (1.0, 0.75, 0.5, 0.25, 0.0)}

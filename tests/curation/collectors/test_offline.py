@@ -9,7 +9,7 @@ from rows import for_each
 
 from jaxrl_llm import curation as cur
 from jaxrl_llm.curation import Collection
-from jaxrl_llm.curation.collectors.protocol import declares
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.preferences import degrade_mask
 from jaxrl_llm.recipes import fspo
 from jaxrl_llm.rewards import step_ends
@@ -59,12 +59,12 @@ def test_groups():
         ),
     )
     for collector, data, width, expected in kinds:
-        assert collector.width(8) == width and collector.offline
+        assert collector.width(8) == width and collector.needs.offline
         for request in asked(collector, data):
             found = [(x.tokens, x.reward) for x in request.responses]
             assert found == expected(request.prompt)
             assert (request.rollouts, request.sampled) == (len(found), False)
-    assert not cur.only_demonstrations().offline
+    assert not cur.only_demonstrations().needs.offline
 
     # Steps are one response with a label each, as a reward finds them again in the text.
     for request in asked(cur.offline_steps(separator=" | ")):
@@ -154,7 +154,7 @@ def test_examples():
     # Examples are other pairs of the same user.
     data = users("a", "b", "a", "a", "b", "c")
     collector = cur.few_shot_pairs(shots=2)
-    assert collector.sends_text and collector.offline and collector.width(8) == 2
+    assert collector.needs.sends_text and collector.needs.offline and collector.width(8) == 2
     collector.check_data(data)
     requests = asked(collector, data, 6)
     assert sorted(x.prompt for x in requests) == list(range(6))
@@ -285,11 +285,11 @@ def test_mistakes():
         (mix(sampled, pairs), False, False),
         (mix(graded, pairs), False, True),
     ):
-        assert declares(collector, "offline") is offline
-        assert declares(collector, "has_rewards") is has_rewards
+        assert needs_of(collector).offline is offline
+        assert needs_of(collector).has_rewards is has_rewards
     # One part is enough for what a run must do besides.
-    assert declares(mix(sampled, pairs), "brings_responses")
-    assert declares(None, "offline") is False
+    assert needs_of(mix(sampled, pairs)).brings_responses
+    assert needs_of(None).offline is False
 
 
 def mix(*parts):

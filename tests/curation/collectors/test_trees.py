@@ -13,7 +13,8 @@ from rows import for_each
 
 from jaxrl_llm import curation as cur
 from jaxrl_llm.curation import HINTED, Collection, Request, Response, forked, pruned
-from jaxrl_llm.curation.collectors.protocol import UNFINISHED, declares, sized
+from jaxrl_llm.curation.collectors.needs import needs_of
+from jaxrl_llm.curation.collectors.protocol import UNFINISHED, sized
 from jaxrl_llm.curation.collectors.trees.rounds import branch_counts, rule_arrays
 from jaxrl_llm.rollout.backends import tokens_of
 from jaxrl_llm.rollout.slots import Tokens
@@ -231,10 +232,10 @@ def test_a_small_share_of_a_group_is_one_response(ended):
 def test_what_it_says():
     # What the slots must do is said.
     collector = COLLECTORS["forked"]
-    assert declares(collector, "needs_slots") and declares(collector, "records_entropy")
-    assert not declares(SEGMENTS, "records_entropy")
-    assert declares(COLLECTORS["quality"], "records_entropy")
-    assert not declares(COLLECTORS["pruned"], "records_entropy")
+    assert needs_of(collector).slots and needs_of(collector).records_entropy
+    assert not needs_of(SEGMENTS).records_entropy
+    assert needs_of(COLLECTORS["quality"]).records_entropy
+    assert not needs_of(COLLECTORS["pruned"]).records_entropy
 
     # Bad input is one sentence.
     beyond = lambda lengths: (lengths + 1)[..., None]  # noqa: E731

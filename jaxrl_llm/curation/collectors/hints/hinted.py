@@ -8,9 +8,7 @@ and the rollouts of its row. A policy is a value with
     members(group)      -> its row, as (request, rollout)
     check(row)          -> raises ValueError if the prompt's row of the data lacks what it reads
 
-and the attributes ``sends_text`` and ``needs_slots`` of a collector, or ``mixes_texts``,
-``fixes_tokens``, ``splits_turns``, ``brings_responses``, ``lacks_components`` and
-``grades_apart``; with
+and ``needs``, the :class:`~jaxrl_llm.curation.Needs` of these requests; with
 ``width(group_size)`` if its rows may be larger than G, ``check_sizes`` of a collector, and
 ``first_help``, the index of the first batch with help, if that is not 0. The policies of the field
 are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as messages: functions
@@ -19,11 +17,13 @@ are in :mod:`~jaxrl_llm.curation.collectors.hints.policies`. The help comes as m
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     JUDGE,
     Collection,
@@ -33,7 +33,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     in_order,
-    prompt_source,
     sized,
 )
 
@@ -79,8 +78,10 @@ class GuidedGroup(NamedTuple):
 class HintPolicy(Protocol):
     """Which help a group gets; see the module."""
 
-    sends_text: ClassVar[bool]
-    needs_slots: ClassVar[bool]
+    @property
+    def needs(self) -> Needs:
+        """The needs of its requests."""
+        ...
 
     def first(self, group_size: int) -> int:
         """Rollouts of the plain group."""
@@ -106,43 +107,9 @@ class _Hinted:
     policy: HintPolicy
     source: Collector
 
-    asks_again = True
-
     @property
-    def sends_text(self) -> bool:
-        return self.policy.sends_text
-
-    @property
-    def mixes_texts(self) -> bool:
-        return getattr(self.policy, "mixes_texts", False)
-
-    @property
-    def needs_slots(self) -> bool:
-        return self.policy.needs_slots
-
-    @property
-    def splits_turns(self) -> bool:
-        return getattr(self.policy, "splits_turns", False)
-
-    @property
-    def fixes_tokens(self) -> bool:
-        return getattr(self.policy, "fixes_tokens", False)
-
-    @property
-    def brings_responses(self) -> bool:
-        return getattr(self.policy, "brings_responses", False)
-
-    @property
-    def helps_every_group(self) -> bool:
-        return getattr(self.policy, "helps_every_group", False)
-
-    @property
-    def lacks_components(self) -> bool:
-        return getattr(self.policy, "lacks_components", False)
-
-    @property
-    def grades_apart(self) -> bool:
-        return getattr(self.policy, "grades_apart", False)
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | needs_of(self.policy) | Needs(asks_again=True)
 
     def width(self, group_size: int) -> int:
         width = getattr(self.policy, "width", None)

@@ -18,6 +18,7 @@ from jaxrl_llm.curation.collectors.hints.hinted import (
     read_text,
 )
 from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_policy
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import HINTED, Outcome, Request, on_host
 
 
@@ -33,8 +34,10 @@ class _Inpainted(HintedPolicy):
     max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     name = "inpainted"
-    sends_text = False
-    fixes_tokens = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(fixes_tokens=True, grades_apart=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Inpainted":
         del group_size

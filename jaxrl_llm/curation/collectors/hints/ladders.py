@@ -27,6 +27,7 @@ from jaxrl_llm.curation.collectors.hints.policies import (
     no_reward,
     of_role,
 )
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     HINTED,
@@ -61,12 +62,8 @@ class _Ladder(HintedPolicy):
     name = "ladder"
 
     @property
-    def mixes_texts(self) -> bool:
-        return self.plain > 0
-
-    @property
-    def grades_apart(self) -> bool:
-        return self.plain > 0
+    def needs(self) -> Needs:
+        return Needs(sends_text=True, mixes_texts=self.plain > 0, grades_apart=self.plain > 0)
 
     def check(self, row: Mapping[str, Any]) -> None:
         self.messages(row)
@@ -274,8 +271,9 @@ class _Rethink(_Ladder):
     name = "rethink"
 
     @property
-    def mixes_texts(self) -> bool:
-        return self.distill  # demonstrations train after the plain prompt
+    def needs(self) -> Needs:
+        # Demonstrations train after the plain prompt.
+        return super().needs | Needs(mixes_texts=self.distill)
 
     def width(self, group_size: int) -> int:
         return 2 * group_size if self.distill else group_size

@@ -31,6 +31,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import Outcome, on_host
 from jaxrl_llm.curation.hints import needs_hint
 
@@ -50,13 +51,11 @@ class HintedPolicy:
     metric: str | None = None
 
     name: ClassVar[str]
-    sends_text: ClassVar[bool] = True
-    needs_slots: ClassVar[bool] = False
 
     @property
-    def grades_apart(self) -> bool:
-        """Whether a row joins responses of several requests that are graded."""
-        return True
+    def needs(self) -> Needs:
+        """Messages, and rows that join responses of several requests that are graded."""
+        return Needs(sends_text=True, grades_apart=True)
 
     def first(self, group_size: int) -> int:
         """Rollouts of the plain group."""

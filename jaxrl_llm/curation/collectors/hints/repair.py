@@ -13,6 +13,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.reasoning import Continuation
 from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, HintPolicy, read_text
 from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_policy, of_role
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     JUDGE,
@@ -45,8 +46,10 @@ class _Repair(HintedPolicy):
     max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     name = "repair"
-    needs_slots = True
-    splits_turns = True
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(slots=True, splits_turns=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Repair":
         del group_size

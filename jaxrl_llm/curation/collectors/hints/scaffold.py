@@ -18,6 +18,7 @@ from jaxrl_llm.curation.collectors.hints.policies import (
     check_policy,
     of_role,
 )
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     HINTED,
@@ -40,8 +41,8 @@ class _Scaffold(HintedPolicy):
     name = "scaffold"
 
     @property
-    def mixes_texts(self) -> bool:
-        return self.after != "plain"
+    def needs(self) -> Needs:
+        return super().needs | Needs(mixes_texts=self.after != "plain")
 
     @property
     def first_help(self) -> int:

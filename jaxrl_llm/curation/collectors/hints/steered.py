@@ -18,6 +18,7 @@ from jaxrl_llm.curation.collectors.hints.hinted import (
     solution_of,
 )
 from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_policy, rows_of
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import HINTED, Request, Response, on_host
 from jaxrl_llm.curation.hints import adhint_ratio, prefix_length
 
@@ -40,10 +41,10 @@ class _HintShare(HintedPolicy):
     max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     name = "hint_share"
-    sends_text = False
-    needs_slots = True
-    brings_responses = True
-    helps_every_group = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(slots=True, brings_responses=True, helps_every_group=True, grades_apart=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_HintShare":
         del group_size
@@ -150,7 +151,10 @@ class _ExamplesInPrompt(HintedPolicy):
     seed: int = 0
 
     name = "examples_in_prompt"
-    helps_every_group = True
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(helps_every_group=True)
 
     def first(self, group_size: int) -> int:
         if self.count >= group_size:

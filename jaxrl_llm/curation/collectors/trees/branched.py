@@ -5,15 +5,16 @@ import math
 from collections.abc import Sequence
 
 from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Decision,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.forked import forked
-from jaxrl_llm.curation.collectors.trees.rounds import call_repr, check_counts
+from jaxrl_llm.curation.collectors.trees.rounds import NEEDS_OF_TREES, call_repr, check_counts
 from jaxrl_llm.curation.trees.forks import segment_forks, split_points
 
 
@@ -25,10 +26,10 @@ class _Branched:
     branches: int | tuple[int, ...] | None
     segment: int | None
     source: Collector
-    needs_slots = True
-    splits_turns = True
-    asks_again = True
-    grades_apart = True
+
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | NEEDS_OF_TREES
 
     def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
         widths = self._widths(group_size, max_new_tokens)

@@ -7,6 +7,8 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, call_with
 from jaxrl_llm.core.compose import accepted, stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     UNFINISHED,
     Collection,
@@ -17,10 +19,10 @@ from jaxrl_llm.curation.collectors.protocol import (
     in_order,
     more_of,
     on_host,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
+    NEEDS_OF_TREES,
     STATISTICS,
     check_counts,
     complete_batch,
@@ -42,14 +44,11 @@ class _Forked:
     segment: int | tuple[int, ...] | None
     source: Collector
     length: int | None = None
-    needs_slots = True
-    splits_turns = True
-    asks_again = True
-    grades_apart = True
 
     @property
-    def records_entropy(self) -> bool:
-        return "old_entropy" in accepted(self.rule)
+    def needs(self) -> Needs:
+        entropy = Needs(records_entropy="old_entropy" in accepted(self.rule))
+        return needs_of_sources(self.source) | NEEDS_OF_TREES | entropy
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Forked":
         if group_size < self._leaves:

@@ -14,6 +14,8 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.sizes import power_of_two
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     UNFINISHED,
     Collection,
@@ -25,10 +27,10 @@ from jaxrl_llm.curation.collectors.protocol import (
     beginning,
     more_of,
     on_host,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
+    NEEDS_OF_TREES,
     begun_length,
     call_repr,
     check_counts,
@@ -97,12 +99,11 @@ class _Lookahead:
     grown: dict[tuple[int, int], _Tree] = dataclasses.field(
         default_factory=dict, init=False, compare=False
     )
-    needs_slots = True
-    splits_turns = True
-    asks_again = True
-    grades_apart = True
-    varies_temperature = True
-    records_runner_up = True
+
+    @property
+    def needs(self) -> Needs:
+        probes = Needs(varies_temperature=True, records_runner_up=True)
+        return needs_of_sources(self.source) | NEEDS_OF_TREES | probes
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Lookahead":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)

@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import accepted, stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -19,10 +21,10 @@ from jaxrl_llm.curation.collectors.protocol import (
     in_order,
     more_of,
     on_host,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
+    NEEDS_OF_TREES,
     STATISTICS,
     check_counts,
     complete_batch,
@@ -81,14 +83,11 @@ class _Pruned:
     first: int | None
     source: Collector
     length: int | None = None
-    needs_slots = True
-    splits_turns = True
-    asks_again = True
-    grades_apart = True
 
     @property
-    def records_entropy(self) -> bool:
-        return any("old_entropy" in accepted(x) for x in self._functions)
+    def needs(self) -> Needs:
+        entropy = any("old_entropy" in accepted(x) for x in self._functions)
+        return needs_of_sources(self.source) | NEEDS_OF_TREES | Needs(records_entropy=entropy)
 
     @property
     def _functions(self) -> tuple[Callable, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.curation.agents import entropy_branches
+from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import (
     UNFINISHED,
     Collection,
@@ -27,6 +28,9 @@ from jaxrl_llm.curation.collectors.protocol import (
 
 # What a rule may name of the responses of a group, as arrays [n, T].
 STATISTICS = {"old_entropy": "entropy", "old_logp": "model_logp", "behavior_logp": "behavior_logp"}
+
+# Of a tree that goes on from places within responses.
+NEEDS_OF_TREES = Needs(slots=True, splits_turns=True, asks_again=True, grades_apart=True)
 
 
 def go_on(

@@ -5,6 +5,8 @@ import dataclasses
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -13,7 +15,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     beginning,
     more_of,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
@@ -37,14 +38,16 @@ class _TurnBranched:
     tokens: int
     scale: float
     source: Collector
-    needs_slots = True
-    needs_environment = True
-    asks_again = True
-    grades_apart = True
 
     @property
-    def records_entropy(self) -> bool:
-        return self.weight > 0
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | Needs(
+            slots=True,
+            environment=True,
+            asks_again=True,
+            grades_apart=True,
+            records_entropy=self.weight > 0,
+        )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_TurnBranched":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
@@ -113,7 +116,7 @@ class _TurnBranched:
 
     def _entropy(self, response: Response, start: int) -> float:
         """Of the first tokens of the turn that begins behind ``start`` tokens, over the scale."""
-        if not self.records_entropy or response.entropy is None:
+        if self.weight <= 0 or response.entropy is None:
             return 0.0
         end = min(start + self.tokens, len(response.tokens))
         trains = np.ones(end, bool) if response.trains is None else response.trains[:end]

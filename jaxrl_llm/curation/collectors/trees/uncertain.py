@@ -5,6 +5,8 @@ import dataclasses
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     UNFINISHED,
     Collection,
@@ -13,10 +15,10 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     beginning,
     more_of,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
+    NEEDS_OF_TREES,
     begun_length,
     branch_counts,
     call_repr,
@@ -42,11 +44,10 @@ class _EntropyBranched:
     scale: float
     source: Collector
     length: int | None = None
-    needs_slots = True
-    splits_turns = True
-    asks_again = True
-    grades_apart = True
-    records_entropy = True
+
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | NEEDS_OF_TREES | Needs(records_entropy=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_EntropyBranched":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)

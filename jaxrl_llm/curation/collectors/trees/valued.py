@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, call_with
 from jaxrl_llm.core.compose import accepted, stable_repr
+from jaxrl_llm.curation.collectors.needs import Needs, needs_of_sources
+from jaxrl_llm.curation.collectors.on_source import prompt_source
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
@@ -18,10 +19,10 @@ from jaxrl_llm.curation.collectors.protocol import (
     beginning,
     in_order,
     on_host,
-    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
+    NEEDS_OF_TREES,
     STATISTICS,
     check_counts,
     go_on,
@@ -38,11 +39,10 @@ class _Valued:
     segments: int | None
     source: Collector
     length: int | None = None
-    needs_slots: ClassVar[bool] = True
-    splits_turns: ClassVar[bool] = True
-    asks_again: ClassVar[bool] = True
-    grades_apart: ClassVar[bool] = True
-    values_prefixes: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Needs:
+        return needs_of_sources(self.source) | NEEDS_OF_TREES | Needs(values_prefixes=True)
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Valued":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
