@@ -36,7 +36,7 @@ def _check_environment(recipe: Any) -> None:
             raise ValueError(
                 f"config: {recipe.collector!r} {what}; use another recipe with an environment."
             )
-    if TEACHER_TEXTS in recipe.computed_from("responses"):
+    if TEACHER_TEXTS in recipe.needs.computed_from("responses"):
         raise ValueError(
             f"config: recipe {recipe.name!r} writes the prompts of its teacher from the text of "
             "the data, not from the first observation of an environment; use another recipe."

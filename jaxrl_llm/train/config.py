@@ -6,9 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from jaxrl_llm.core import bind, checks, functions_of
 from jaxrl_llm.core.runtime.files import with_home
 from jaxrl_llm.core.runtime.precision import resolve_dtype
@@ -23,11 +20,13 @@ from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import QUANTIZATIONS, check_quantization
 from jaxrl_llm.recipes import PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import check_preset, preset
+from jaxrl_llm.recipes.needs import is_recipe
 from jaxrl_llm.rewards import BatchReward
 from jaxrl_llm.rewards.scoring import ON_ERROR, OnError, check_arguments, has_patience
 from jaxrl_llm.rollout.denoising import DenoisingOptions
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
+from jaxrl_llm.train.algorithms import check_algorithm
 from jaxrl_llm.train.batches import PACKING, Passes
 from jaxrl_llm.train.combinations import check_combination
 from jaxrl_llm.train.halves import check_halves
@@ -622,7 +621,7 @@ class TrainConfig:
         if self.sampling.group_size == 1:
             raise ValueError(f"sampling: {needs}; got group_size 1.")
         recipe = self.resolved_recipe
-        if "greedy_rewards" in recipe.required_fields:
+        if "greedy_rewards" in recipe.needs.fields:
             raise ValueError(
                 f"config: {needs}, but the baseline of recipe {recipe.name!r} is the reward of a "
                 "greedy response."
@@ -659,101 +658,36 @@ class TrainConfig:
             )
         # For a prompt, a collector that samples may take fewer than the widest group has.
         recipe.check_group_size(width if self.offline else self.sampling.group_size)
-        if recipe.head:
+        if recipe.needs.head:
             self._check_head(name, recipe)
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
-        if recipe.forward_only:
-            self._check_population(recipe)
-            recipe.check_passes(self.epochs or 1, self.minibatches or 1)
-        else:
-            recipe.check_passes(self.passes.epochs, self.passes.minibatches)
+        check_algorithm(self, recipe)
+        recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
         check_halves(self, recipe)
         self._check_rounding(recipe)
         self._check_subagent(recipe)
-        if recipe.second_model is None and self.critic is not None:
+        if recipe.needs.second_model is None and self.critic is not None:
             raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")
-        if self.reference is not None and not recipe.uses_reference:
+        if self.reference is not None and not recipe.needs.uses_reference:
             raise ValueError(f"config: reference has no effect: recipe {recipe.name!r} reads none.")
         self._check_teacher(recipe)
         self._check_weights(recipe)
         if self.reference_logp is not None:
             self._check_stored_reference(recipe)
-        moves = recipe.reference is not None
+        moves = recipe.needs.moves_reference
         if self.reference is not None and moves and self.lora.rank is not None:
             raise ValueError(
                 f"config: reference has no effect on {recipe.name!r} with an adapter, since its "
                 "moving reference is an adapter as well."
             )
 
-    def _check_population(self, recipe: "AnyRecipe") -> None:
-        """Raises ValueError for options without effect on a population, which only samples."""
-        if self.environment is not None:
-            raise ValueError(
-                f"config: {recipe.name!r} cannot use an environment, since it does not decode in "
-                "slots."
-            )
-        for option in (
-            "remat",
-            "packing",
-            "microbatches",
-            "tokens_per_microbatch",
-            "router_replay",
-            "scan_layers",
-        ):
-            if getattr(self, option) != (default := getattr(TrainConfig, option)):
-                raise ValueError(
-                    f"config: {option} has no effect with {recipe.name!r}, which has no backward "
-                    f"pass; leave it at its default, {default!r}."
-                )
-        if self.sampling.slots is not None:
-            raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
-        if not self.evaluation.enabled:
-            filters = () if recipe.temperature > 0 else ("top_k", "top_p", "min_p")
-            for option in ("temperature", *filters):
-                if getattr(self.sampling, option) != getattr(SamplingConfig, option):
-                    raise ValueError(
-                        f"sampling: {option} has no effect with {recipe.name!r} without an "
-                        "evaluation: members answer at the temperature of the recipe, "
-                        f"{recipe.temperature:g}."
-                    )
-        if declares(recipe.collector, "needs_slots"):
-            raise ValueError(
-                f"config: the collector of {recipe.name!r} decodes in slots, which a population "
-                f"does not; got {recipe.collector!r}."
-            )
-        if self.lora.rank is not None:
-            raise ValueError(
-                f"lora: {recipe.name!r} changes the weights of the model itself with low-rank "
-                "noise; leave out the rank."
-            )
-        for axis in ("context", "expert"):
-            if getattr(self.mesh, axis) != 1:
-                raise ValueError(
-                    f"mesh: {axis} has no effect with {recipe.name!r}, which only samples; use "
-                    "data."
-                )
-        members = recipe.population(self.prompts_per_step, self.sampling.group_size)
-        if recipe.noise == "lowrank" and members % self.mesh.shards:
-            raise ValueError(
-                f"config: {members} members cannot be divided evenly among the "
-                f"{self.mesh.shards} devices of the mesh axes data and fsdp."
-            )
-        if recipe.noise == "full" and not recipe.shared and self.mesh.shards > 1:
-            raise ValueError(
-                f"config: members with full noise that are not shared answer one prompt at a time, "
-                f"which cannot be spread over the {self.mesh.shards} devices of the mesh axes data "
-                f"and fsdp; share the members of {recipe.name!r}, or use one device there."
-            )
-        scores = (self.prompts_per_step, self.sampling.group_size * recipe.tries)
-        jax.eval_shape(recipe.shape, jax.ShapeDtypeStruct(scores, jnp.float32))
-
     def _check_weights(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError if a recipe reads no weights, and the reward has some."""
         weights = getattr(self.reward, "weights_of_sum", None) or {}
-        if recipe.forward_only or "reward_components" not in recipe.required_fields:
+        if "reward_components" not in recipe.needs.fields:
             return
         if recipe.name not in PRESETS or all(weight == 1 for weight in weights.values()):
             return
@@ -777,12 +711,12 @@ class TrainConfig:
     def _check_rounding(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError for a quantization of the sampler without effect, or with a bias."""
         own, mode = self.sampling.quantization, self.sampler_quantization
-        if own == "off" and recipe.sampler_quantization is None:
+        if own == "off" and recipe.needs.sampler_quantization is None:
             raise ValueError(
                 f"sampling: quantization 'off' has no effect: recipe {recipe.name!r} does not ask "
                 "for a sampler in 8 bits; use None."
             )
-        if own is not None and recipe.forward_only:
+        if own is not None and recipe.needs.samples_members:
             raise ValueError(
                 f"sampling: quantization {own!r} has no effect with {recipe.name!r}, which trains "
                 "by what its members sample; config.quantization rounds them."
@@ -801,7 +735,7 @@ class TrainConfig:
 
     def _check_subagent(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError unless the options of a subagent have an effect."""
-        if recipe.subagent is None:
+        if recipe.needs.subagent is None:
             if self.subagent != SubagentConfig():
                 raise ValueError(
                     f"config: subagent has no effect: recipe {recipe.name!r} has none."
@@ -820,12 +754,12 @@ class TrainConfig:
 
     def _check_stored_reference(self, recipe: "AnyRecipe") -> None:
         """Raises ValueError unless a frozen reference reads responses that the data have."""
-        because = None
-        if "ref_logp" not in recipe.required_fields:
+        because, needs = None, recipe.needs
+        if "ref_logp" not in needs.fields:
             because = f"recipe {recipe.name!r} reads none"
-        elif recipe.reference is not None:
+        elif needs.moves_reference:
             because = f"the reference of recipe {recipe.name!r} moves"
-        elif recipe.likelihood is not None:
+        elif needs.likelihood is not None:
             because = f"the likelihood of recipe {recipe.name!r} depends on the masks of a batch"
         elif not self.offline:
             because = f"recipe {recipe.name!r} samples its responses"
@@ -840,7 +774,7 @@ class TrainConfig:
 
     def _check_teacher(self, recipe: Any) -> None:
         """Raises ValueError unless there is a teacher just where a recipe learns from one."""
-        learns = recipe.learns_from_model
+        learns = recipe.needs.learns_from_model
         if self.teacher is None:
             if learns:
                 raise ValueError(
@@ -849,7 +783,7 @@ class TrainConfig:
                 )
             return
         if not learns:
-            what = "is its own teacher" if recipe.has_teacher else "learns from none"
+            what = "is its own teacher" if recipe.needs.has_teacher else "learns from none"
             raise ValueError(f"config: teacher has no effect: recipe {recipe.name!r} {what}.")
         if not (isinstance(self.teacher, str) or callable(self.teacher)) and not any(
             hasattr(self.teacher, name) for name in ("score", "spans")
@@ -872,7 +806,7 @@ class TrainConfig:
     @property
     def sampler_quantization(self) -> str | None:
         """How the policy is rounded where it samples rollouts or drafts; None if it is not."""
-        own = self.sampling.quantization or self.resolved_recipe.sampler_quantization
+        own = self.sampling.quantization or self.resolved_recipe.needs.sampler_quantization
         return None if own == "off" else own
 
     @property
@@ -885,7 +819,7 @@ class TrainConfig:
     def samples_off_policy(self) -> bool:
         """Whether rollouts are of other weights than those that a step begins with."""
         stale = self.asynchrony.max_staleness > 0
-        return stale or self.rounds_rollouts or self.resolved_recipe.sampled_by != "policy"
+        return stale or self.rounds_rollouts or self.resolved_recipe.needs.sampled_by != "policy"
 
     @property
     def offline(self) -> bool:
@@ -895,8 +829,7 @@ class TrainConfig:
     @property
     def samples_nothing(self) -> bool:
         """Whether the data contain the training responses, but perhaps not their rewards."""
-        recipe = self.resolved_recipe
-        return not (recipe.forward_only or recipe.samples_responses)
+        return not self.resolved_recipe.needs.samples_responses
 
     @property
     def reads_columns(self) -> bool:
@@ -933,8 +866,8 @@ class TrainConfig:
 
         They are an adapter's frozen weights, or a reference that does not move.
         """
-        recipe = self.resolved_recipe
-        frozen = recipe.uses_reference and recipe.reference is None and self.reference is None
+        needs = self.resolved_recipe.needs
+        frozen = needs.uses_reference and not needs.moves_reference and self.reference is None
         return self.lora.rank is not None or frozen
 
     @property
@@ -942,8 +875,8 @@ class TrainConfig:
         """Whether an evaluation compares the responses, or the steps, of held-out rows."""
         if not self.offline:
             return False
-        recipe = self.resolved_recipe
-        return recipe.head == "step" or width_of(recipe.collector, self.sampling.group_size) > 1
+        recipe, group_size = self.resolved_recipe, self.sampling.group_size
+        return recipe.needs.head == "step" or width_of(recipe.collector, group_size) > 1
 
     @property
     def samples_held_out(self) -> bool:
@@ -956,7 +889,7 @@ class TrainConfig:
     @property
     def critic_optimizer(self) -> OptimizerConfig | None:
         """The critic's optimizer, by default the policy's; None for a recipe without a critic."""
-        if self.resolved_recipe.second_model is None:
+        if self.resolved_recipe.needs.second_model is None:
             return None
         return policy_optimizer(self) if self.critic is None else self.critic
 
@@ -968,11 +901,9 @@ class TrainConfig:
     @property
     def passes(self) -> Passes:
         """Epochs and minibatches of a batch: as configured, else those of the recipe's paper."""
-        recipe = self.resolved_recipe
-        if recipe.forward_only:
-            return Passes()
-        epochs = self.epochs or recipe.epochs
-        passes = Passes(epochs, self.minibatches or recipe.minibatches, self.microbatches)
+        needs = self.resolved_recipe.needs
+        epochs, minibatches = self.epochs or needs.epochs, self.minibatches or needs.minibatches
+        passes = Passes(epochs, minibatches, self.microbatches)
         if self.minibatches is not None:
             return passes
         # One group alone often has no signal, and its update is then momentum only.
@@ -982,8 +913,8 @@ class TrainConfig:
         return next(divide, passes._replace(minibatches=1))
 
 
-# A Recipe or an EvolutionRecipe; its ``forward_only`` tells which of the two.
 AnyRecipe = Any
+"""A Recipe or an EvolutionRecipe; their ``needs`` say in which way they differ for a run."""
 
 
 def find_recipe(
@@ -994,7 +925,7 @@ def find_recipe(
     A preset with an option ``length`` gets the sampler's budget; a preset that tracks prompts gets
     their number.
     """
-    if hasattr(recipe, "forward_only"):
+    if is_recipe(recipe):
         return recipe
     if not isinstance(recipe, str):
         raise TypeError(f"config: recipe must be a recipe or the name of a preset; got {recipe!r}.")

@@ -1,12 +1,12 @@
 """The rewards that a method is defined for: their range, and whether they are 0 and 1 alone."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core import functions_of, traits_of
+from jaxrl_llm.core import traits_of
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import collector_parts
 from jaxrl_llm.data.questions import Question
@@ -53,11 +53,8 @@ def reward_values(recipe: Any) -> RewardValues:
     held = [option for part in parts for option in getattr(part, "__dict__", {}).values()]
     ranges = [each.reward_range for each in (*parts, *held) if hasattr(each, "reward_range")]
     options = [option for option in held if callable(option)]
-    rules: Iterator[Any] = iter(options)
-    if not recipe.forward_only:
-        ranges.append(recipe.reward_range)
-        slots = (recipe.advantage, recipe.curation)
-        rules = iter([*options, *(x for slot in slots if slot for x in functions_of(slot))])
+    ranges.append(recipe.needs.reward_range)
+    rules = (*options, *recipe.needs.reward_functions)
     binary = next((rule for rule in rules if traits_of(rule).binary_rewards), None)
     if binary is not None:
         ranges.append((0.0, 1.0))

@@ -145,7 +145,7 @@ def make_samplers(
     check_denoising(config, recipe, model)
     # The model that samples rollouts; evaluations and baselines use the policy alone.
     behavior = model
-    if isinstance(teacher, Teacher) and recipe.teacher_mixture:
+    if isinstance(teacher, Teacher) and recipe.needs.teacher_mixture:
         _check_mixture(config)
         behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
     check_replay(config, behavior)
@@ -163,7 +163,7 @@ def make_samplers(
     greedy = baseline = sampler(model, mesh=mesh, group_size=1, greedy=True)
     if sampler_mesh is not None:
         baseline = sampler(model, mesh=sampler_mesh, group_size=1, greedy=True)
-    if recipe.forward_only:
+    if recipe.needs.samples_members:
         filtered = recipe.temperature > 0
         rollouts = make_population(
             model,
@@ -187,7 +187,7 @@ def make_samplers(
     samples = config.evaluation.samples or group_size
     same = behavior is model and sampler_mesh is None and samples == width
     # A program that takes rounded weights does not take those of an evaluation.
-    if same and not (recipe.forward_only or is_flow or config.rounds_rollouts):
+    if same and not (recipe.needs.samples_members or is_flow or config.rounds_rollouts):
         sampled = rollouts
     else:
         sampled = sampler(model, mesh=mesh, group_size=samples, greedy=is_flow)
@@ -316,7 +316,7 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
                 f"recipe {recipe.name!r}: its collector fixes tokens of a response, which needs a "
                 "denoising model (causal=False)."
             )
-        if not recipe.forward_only and recipe.likelihood is not None:
+        if recipe.needs.likelihood is not None:
             scorer_of(recipe, model)  # refuses the model before its weights are read
         return
     if declares(recipe.collector, "mixes_texts"):
@@ -328,9 +328,10 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
     for name in ("top_k", "top_p", "min_p", "slots"):
         if getattr(sampling, name) is not None:
             raise ValueError(f"sampling: {name} has no effect with a denoising model.")
-    if not recipe.forward_only:
+    if recipe.needs.reads_logp:
         scorer_of(recipe, model, temperature=sampling.temperature)
-    flow = recipe.likelihood if isinstance(recipe.likelihood, FlowLikelihood) else None
+    likelihood = recipe.needs.likelihood
+    flow = likelihood if isinstance(likelihood, FlowLikelihood) else None
     begins_alike = flow is None or not (flow.splits or flow.text_length(sampling.max_new_tokens))
     if draft_steps_of(recipe.collector) is not None and not begins_alike:
         raise ValueError(
@@ -358,6 +359,7 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             f"recipe {recipe.name!r}: a flow model trains on trajectories, which the responses of "
             "the data do not have."
         )
-    if recipe.forward_only or config.asynchrony.max_staleness:
-        what = "an evolution recipe" if recipe.forward_only else "rollouts ahead of their step"
+    members = recipe.needs.samples_members
+    if members or config.asynchrony.max_staleness:
+        what = "an evolution recipe" if members else "rollouts ahead of their step"
         raise ValueError(f"config: a denoising model cannot train with {what}.")

@@ -19,6 +19,7 @@ from jaxrl_llm.models.lora import Adapted
 from jaxrl_llm.models.sharding import AXES, batch_shards
 from jaxrl_llm.rollout.sampler import bucket_of, count_shared_prefix
 from jaxrl_llm.train.algorithm import Algorithm
+from jaxrl_llm.train.algorithms import algorithm_of
 from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.config_text import config_text
@@ -30,7 +31,7 @@ from jaxrl_llm.train.checkpoint.serialization import (
 )
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
-from jaxrl_llm.train.evolution import make_evolution, moving_only
+from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.halves import has_halves
 from jaxrl_llm.train.left_out import LeftOut, fitted, gradable
@@ -179,7 +180,7 @@ def load_experiment(
         experiment.compile_rollouts(shapes(), key)
         experiment.compile_greedy(shapes(), key)
     params = read()
-    if trains and recipe.subagent is not None:
+    if trains and recipe.needs.subagent is not None:
         subagent = load_subagent(config, recipe, model, params, tokenizer, mesh)
         experiment = dataclasses.replace(experiment, subagent=subagent)
     return experiment, params
@@ -223,8 +224,6 @@ def make_algorithm(
 ) -> Algorithm:
     """The algorithm that trains the recipe of an experiment."""
     config, recipe, sampler = experiment.config, experiment.recipe, experiment.samplers.rollouts
-    if recipe.forward_only:
-        return make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
     options = StepOptions(
         passes=config.passes,
         temperature=config.sampling.temperature,
@@ -237,9 +236,9 @@ def make_algorithm(
         tokens_per_microbatch=config.tokens_per_microbatch,
         steps=config.steps,
     )
-    main = make_policy_gradient(
-        experiment.model,
+    main = algorithm_of(
         recipe,
+        experiment.model,
         optimizer,
         sampler,
         options=options,
@@ -275,9 +274,9 @@ def init_experiment(
     recipe, updates = experiment.recipe, config.passes.updates
     base = params.base if isinstance(params, Adapted) else params
     start = None
-    if recipe.uses_reference:
+    if recipe.needs.uses_reference:
         start = load_reference(config, experiment.model, params, experiment.mesh)
-    reference = start if recipe.reference is None else None  # one that moves is in the state
+    reference = None if recipe.needs.moves_reference else start  # one that moves is in the state
     fingerprint = _fingerprint(experiment, params, reference)
     if config.reference_logp is not None:
         experiment = dataclasses.replace(experiment, references=score_data(experiment, reference))
@@ -315,7 +314,7 @@ def init_experiment(
         critic=critic,
         critic_optimizer=critic_optimizer,
         output_shape=jax.eval_shape(experiment.model.output_matrix, base).shape,
-        reference=None if recipe.reference is None or config.reference is None else start,
+        reference=None if config.reference is None or not recipe.needs.moves_reference else start,
     )
     if experiment.subagent is not None:
         own = _subagent_state(experiment, experiment.subagent, optimizer)

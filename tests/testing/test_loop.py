@@ -45,7 +45,7 @@ DESCENT = OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)
 @pytest.mark.parametrize("name", sorted(EVERY))
 def test_the_loop_runs_a_preset_whole(name):
     recipe = catalog.preset(name, length=8, num_prompts=20)
-    if recipe.forward_only:
+    if recipe.needs.samples_members:
         # Greedy, the model of configs/tiny.py writes no letter: nobody in a population is better.
         return assert_loop_runs_whole(name)
     # As the command does. A collector acts where groups fail or agree; these on what is right.

@@ -813,7 +813,7 @@ def test_responses_end_where_the_template_ends_a_turn(tmp_path, monkeypatch, rec
     masked = jr.testing.tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)[0]
     for chat, ends in ((True, (258, 257)), (False, (258,))):
         data = dataclasses.replace(CONFIG.data, chat=chat)
-        sampling = SAMPLING if recipe.forward_only else with_slots(4)
+        sampling = SAMPLING if recipe.needs.samples_members else with_slots(4)
         config = tiny_run(tmp_path, recipe=recipe, data=data, sampling=sampling, remat="full")
         sizes = {"longest": 8, "shared_prefix_len": 0}
         samplers.make_samplers(config, recipe, causal, OtherEnd(), None, None, **sizes)
