@@ -160,6 +160,11 @@ def check_population(config: Any, recipe: EvolutionRecipe) -> None:
                     "evaluation: members answer at the temperature of the recipe, "
                     f"{recipe.temperature:g}."
                 )
+    if (own := config.sampling.quantization) not in (None, "off"):
+        raise ValueError(
+            f"sampling: quantization {own!r} has no effect with {recipe.name!r}, which trains "
+            "by what its members sample; config.quantization rounds them."
+        )
     if declares(recipe.collector, "needs_slots"):
         raise ValueError(
             f"config: the collector of {recipe.name!r} decodes in slots, which a population "

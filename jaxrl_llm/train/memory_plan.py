@@ -66,6 +66,7 @@ from jaxrl_llm.train.mesh import (
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.moving import first_reference
 from jaxrl_llm.train.optimizer import describe_optimizer, make_optimizer, policy_optimizer
+from jaxrl_llm.train.rounding import check_rounded_model
 from jaxrl_llm.train.run_data import (
     check_data,
     load_prompts,
@@ -73,7 +74,7 @@ from jaxrl_llm.train.run_data import (
     text_room,
 )
 from jaxrl_llm.train.run_models import holds_reference, with_trained
-from jaxrl_llm.train.samplers import check_denoising, check_replay, check_rounding, engine_grid
+from jaxrl_llm.train.samplers import check_denoising, check_replay, engine_grid
 from jaxrl_llm.train.setup import with_mesh_sizes
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
@@ -382,7 +383,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
         raise ValueError("config: the memory of a flow model cannot be planned; leave out --plan.")
     check_reads_rows("train", model, config.layout)
     check_replay(config, model)
-    check_rounding(config, model)
+    check_rounded_model(config, model)
     prompts, others, _ = load_prompts(config)
     prompts, others, _ = gradable(config, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))

@@ -14,7 +14,7 @@ from jaxrl_llm.data.rendering import make_renderer, response_ends
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.mixture import mix_models
-from jaxrl_llm.models.protocol import Model, check_rounds
+from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import (
     DenoisingOptions,
     make_denoising_sampler,
@@ -270,19 +270,6 @@ def check_replay(config: TrainConfig, behavior: Model) -> None:
     if behavior.apply_routed is None:
         what = "the mixture with the teacher that samples" if behavior.logits else "the model"
         raise ValueError(f"config: router_replay has no effect: {what} records no experts.")
-
-
-def check_rounding(config: TrainConfig, model: Model) -> None:
-    """Raises if the policy is to be rounded where it samples, and its model cannot be.
-
-    It is not called where nothing trains, so evaluations need neither such a model nor qwix.
-    """
-    if (mode := config.sampler_quantization) is None:
-        return
-    function = "sampling: quantization"
-    if config.sampling.quantization is None:
-        function = f"recipe {config.resolved_recipe.name!r}: sampler_quantization"
-    check_rounds(function, model, mode)
 
 
 def _check_mixture(config: TrainConfig) -> None:
