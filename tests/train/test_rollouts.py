@@ -27,6 +27,7 @@ from tiny_run import CONFIG, low_bytes, tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.data import Cursor, take
+from jaxrl_llm.recipes.needs import RunNeeds
 from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rewards.scoring import join_scores
 from jaxrl_llm.rollout import Generation
@@ -149,7 +150,7 @@ def ahead(monkeypatch, most, make, pending=(), steps=40, start=0, follows=None):
             config=config,
             sampler_mesh=None,
             collector=SimpleNamespace(follows=follows),
-            recipe=SimpleNamespace(sampled_by="policy"),
+            recipe=SimpleNamespace(needs=RunNeeds()),
             behavior=lambda params: params,
         ),
         state_of(start),
