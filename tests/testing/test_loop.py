@@ -18,6 +18,7 @@ from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.data import PromptSet
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Computed, catalog
+from jaxrl_llm.recipes.needs import RunNeeds
 from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, loop_checks, tiny_model
 from jaxrl_llm.train import DataConfig, LoRAConfig, OptimizerConfig
 from jaxrl_llm.train.config import find_prompts
@@ -275,7 +276,7 @@ def test_help_that_begins_after_the_run_warns():
         load_experiment(dataclasses.replace(config, recipe=recipe))
     for warmup in (None, optax.constant_schedule(1.0), 10_000):  # of other things
         own = SimpleNamespace(policy=SimpleNamespace(warmup=warmup))
-        warn_of_warmup(config, SimpleNamespace(collector=own, critic=None))
+        warn_of_warmup(config, SimpleNamespace(collector=own, needs=RunNeeds()))
 
 
 @for_each(
