@@ -179,13 +179,14 @@ def _traced_once(make_model):
 @functools.cache
 def _shared_parts():
     from jaxrl_llm.testing import model
-    from jaxrl_llm.train import evolution, policy_gradient, samplers, setup
+    from jaxrl_llm.train import algorithms, evolution, policy_gradient, samplers, setup
 
     programs = ["make_sampler", "make_flow_sampler", "make_denoising_sampler", "make_population"]
     names = {
         model: ["make_model", "make_flow_model", "make_text_flow_model"],
         samplers: [*programs, "make_engine"],
-        setup: ["make_schedule", "make_optimizer", "moving_only"],
+        algorithms: ["make_schedule", "make_optimizer"],
+        setup: ["make_optimizer", "moving_only"],
         policy_gradient: ["make_step"],
         evolution: ["make_evolution_step"],
     }

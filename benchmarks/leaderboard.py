@@ -89,9 +89,9 @@ def options_of(task: str, recipe: str) -> list[str]:
     found = find_recipe(recipe, config.sampling)
     given = dict(zip(changed[::2], changed[1::2], strict=True))
     updates = int(given.get("--minibatches", config.minibatches or 1))
-    if updates > 1 and not found.forward_only and not found.uses_ratio:
+    if updates > 1 and found.needs.sums_gradients and not found.uses_ratio:
         options += ["--minibatches", "1"]
-    if config.minibatches is None and "--minibatches" not in given and not found.forward_only:
+    if config.minibatches is None and "--minibatches" not in given and found.needs.sums_gradients:
         options += ["--epochs", "1", "--minibatches", "1"]  # whatever the recipe's paper has
     return options
 

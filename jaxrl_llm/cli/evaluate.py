@@ -81,7 +81,7 @@ def _evaluate(args: Evaluate) -> int:
     with options.usage_errors():
         experiment, params = load_experiment(config, trains=False)
         reference, marks = None, {}
-        if ranks and experiment.recipe.uses_reference:
+        if ranks and experiment.recipe.needs.uses_reference:
             reference = load_reference(config, experiment.model, params, experiment.mesh)
             marks = reference_fingerprint(params, reference)
         remembers = hasattr(experiment.collector, "evaluation_text")
@@ -127,7 +127,7 @@ def _ranks_pairs(config: TrainConfig, target: options.Target) -> bool:
       UsageError: If there is nothing else to evaluate.
     """
     recipe = config.resolved_recipe
-    if not config.compares_held_out or target.run_dir is None or recipe.reference is None:
+    if not config.compares_held_out or target.run_dir is None or not recipe.needs.moves_reference:
         return config.compares_held_out
     told = (
         f"the reference of recipe {recipe.name!r} moves, so held-out pairs are ranked only within "

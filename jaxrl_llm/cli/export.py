@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.adapter and args.dtype != "float32":
         raise UsageError("--dtype has no effect with --adapter, which is float32.")
     recipe = config.resolved_recipe
-    if args.adapter and recipe.head:
+    if args.adapter and recipe.needs.head:
         raise UsageError("--adapter has no effect: PEFT's format has no place for a head.")
     with options.usage_errors():
         model_config, step, params, tokenizer = load_trained(
@@ -88,12 +88,12 @@ def run(arguments: Sequence[str]) -> int:
                 unfinished,
                 config=model_config,
                 dtype=args.dtype,
-                head=recipe.head,
-                pad_id=_pad_id(tokenizer, config, model_config) if recipe.head else None,
+                head=recipe.needs.head,
+                pad_id=_pad_id(tokenizer, config, model_config) if recipe.needs.head else None,
             )
             ends = response_ends(tokenizer, chat=config.data.chat)
             left_out = save_tokenizer(tokenizer, unfinished, ends=ends)
-    what = "adapter" if args.adapter else "reward model" if recipe.head else "model"
+    what = "adapter" if args.adapter else "reward model" if recipe.needs.head else "model"
     print(f"The {what} after step {step} is in {args.folder}, as {args.dtype}.{left_out}")
     return 0
 
@@ -169,7 +169,7 @@ def load_trained(
         trained = policy.adapter
         if merge:
             # Into the weights as they were loaded: the policy's base may have been rounded.
-            if recipe.head:
+            if recipe.needs.head:
                 trained = merge_headed(Adapted({"model": params}, trained), config.lora)
             else:
                 trained = merge_lora(Adapted(params, trained), config.lora)

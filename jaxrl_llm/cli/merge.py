@@ -171,7 +171,7 @@ def _load(name: str, trust: bool) -> _Source:
     choice = _checkpoint(name)
     if options.names_run(choice.target):
         config, _ = options.load_target(choice.target, trust=trust)
-        if config.resolved_recipe.head:
+        if config.resolved_recipe.needs.head:
             raise UsageError(f"The run {choice.target!r} trained a reward model; merge has none.")
         run_dir = Path(choice.target)
         model_config, _, params, tokenizer = load_trained(run_dir, config, choice, merge=True)

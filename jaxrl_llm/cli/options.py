@@ -532,7 +532,7 @@ def load_policy(
 
     config, _ = load_target(name, trust=choice.trust)
     choice.check(config)
-    if config.resolved_recipe.head:
+    if config.resolved_recipe.needs.head:
         raise UsageError(
             f"The run {name!r} trained a reward model, which writes no text; export it and score "
             "with train.reward_model."

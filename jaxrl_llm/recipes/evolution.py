@@ -1,8 +1,9 @@
 """``EvolutionRecipe``: one frozen record of an evolution strategy for a language model."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -12,6 +13,7 @@ from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.curation.collectors.protocol import Collector
 from jaxrl_llm.evolution.gradient import SCALES, Scale
 from jaxrl_llm.evolution.leaves import LeafClass
+from jaxrl_llm.recipes.needs import RunNeeds
 from jaxrl_llm.recipes.optimizer import OptimizerConfig
 from jaxrl_llm.recipes.recipe import AlgoState
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
@@ -100,24 +102,6 @@ class EvolutionRecipe:
     collector: Collector | None = None
     paper: str = ""
 
-    # What a training run asks of every method.
-    forward_only: ClassVar[bool] = True  # no gradient of the model, one update a batch
-    critic: ClassVar[Any] = None
-    second_model: ClassVar[Any] = None
-    subagent: ClassVar[Any] = None
-    reference: ClassVar[Any] = None
-    earlier: ClassVar[Any] = None
-    required_fields: ClassVar[frozenset[str]] = frozenset()
-    reads_last_kl: ClassVar[bool] = False
-    uses_reference: ClassVar[bool] = False
-    head: ClassVar[None] = None
-    likelihood: ClassVar[None] = None
-    has_teacher: ClassVar[bool] = False
-    learns_from_model: ClassVar[bool] = False
-    reads_behavior: ClassVar[bool] = False
-    sampled_by: ClassVar[str] = "policy"
-    sampler_quantization: ClassVar[None] = None
-
     def __post_init__(self):
         name = f"EvolutionRecipe {self.name!r}"
         for field in ("fitness", "outcome"):
@@ -152,10 +136,20 @@ class EvolutionRecipe:
         """The fields that differ from their defaults, functions by their names."""
         return f"EvolutionRecipe({format_fields(self)})"
 
-    def computed_from(self, *sources: str) -> dict[str, Any]:
-        """Empty: it computes no numbers beyond its scores."""
-        del sources
-        return {}
+    @functools.cached_property
+    def needs(self) -> RunNeeds:
+        """What it needs of a training run: to sample from members, in their order."""
+        return RunNeeds(
+            samples_members=True,
+            shares_prefix=self.shared,
+            tries=self.tries,
+            keeps_places=True,
+            drops_failed=True,
+            sums_gradients=False,
+            reads_logp=False,
+            reads_extras=False,
+            freezes_leaves=True,
+        )
 
     def replace(self, **changes) -> "EvolutionRecipe":
         """A copy with some fields changed, checked anew; TypeError if a name is not a field."""
@@ -213,6 +207,10 @@ class EvolutionRecipe:
         """The class of each leaf of a model's parameters; "full" and "frozen" for full noise."""
         classes = evolution.leaf_classes(params, rules=self.rules, others=self.others)
         return evolution.full_rank(classes) if self.noise == "full" else classes
+
+    def moving(self, params: ArrayTree) -> ArrayTree:
+        """Whether each leaf of a model's parameters can move, a bool."""
+        return evolution.moving(self.classes(params))
 
     def _noise(self, function: Callable) -> Callable:
         """A function of ``evolution`` with the options of this recipe's noise."""

@@ -1,8 +1,9 @@
 """``Recipe``: one frozen record that combines the functions of the lower layers."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxrl_llm.core import (
     accepted,
     call_with,
     checks,
+    functions_of,
     masking,
     parts_of,
     traits_of,
@@ -24,6 +26,7 @@ from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.diffusion import FlowLikelihood, Likelihood
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
+from jaxrl_llm.recipes.needs import RunNeeds
 from jaxrl_llm.recipes.parts import (
     Critic,
     ProcessRewardModel,
@@ -185,8 +188,6 @@ class Recipe:
     paper: str = ""
     group_relative: bool = True
 
-    forward_only: ClassVar[bool] = False  # see EvolutionRecipe
-
     def __post_init__(self):
         for field, value in merged(self).items():
             object.__setattr__(self, field, value)
@@ -214,6 +215,35 @@ class Recipe:
     def computed_from(self, *sources: str) -> dict[str, Any]:
         """The functions of ``computed`` from these sources by name, in their order."""
         return {x.name: x.function for x in self.computed if x.source in sources}
+
+    @functools.cached_property
+    def needs(self) -> RunNeeds:
+        """What it needs of a training run."""
+        slots = (self.advantage, self.curation)
+        return RunNeeds(
+            samples_responses=self.samples_responses,
+            sampled_by=self.sampled_by,
+            teacher_mixture=self.teacher_mixture,
+            sampler_quantization=self.sampler_quantization,
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            needs_updates=self.needs_updates,
+            waits=0 if self.critic is None else self.critic.warmup,
+            head=self.head,
+            likelihood=self.likelihood,
+            second_model=self.second_model,
+            subagent=self.subagent,
+            uses_reference=self.uses_reference,
+            moves_reference=self.reference is not None,
+            num_earlier=0 if self.earlier is None else len(self.earlier.weights),
+            has_teacher=self.has_teacher,
+            learns_from_model=self.learns_from_model,
+            fields=self.required_fields,
+            computed=self.computed,
+            reads_behavior=self.reads_behavior,
+            reward_range=self.reward_range,
+            reward_functions=tuple(x for slot in slots if slot for x in functions_of(slot)),
+        )
 
     @property
     def required_fields(self) -> frozenset[str]:

@@ -192,16 +192,17 @@ def assert_loop_runs_whole(
     if isinstance(recipe, str):
         length = config.sampling.max_new_tokens
         made = catalog.preset(recipe, length=length, num_prompts=num_prompts)
-    if default and not made.forward_only and made.collector is None:
+    if default and made.needs.sums_gradients and made.collector is None:
         config = dataclasses.replace(config, reward=_reward_above_zero)
     if default and reward_values(made).binary is not None:
         config = dataclasses.replace(config, reward=_right)
-    if default and isinstance(made.likelihood, FlowLikelihood):
+    likelihood = made.needs.likelihood
+    if default and isinstance(likelihood, FlowLikelihood):
         # A tree of 16 leaves; its last split is at the tenth step.
         sampling = SamplingConfig(group_size=16, max_new_tokens=12)
-        network = _flow if made.likelihood.steps is None else _text_flow
+        network = _flow if likelihood.steps is None else _text_flow
         config = dataclasses.replace(config, model=network, reward=_first_number, sampling=sampling)
-    elif default and made.likelihood is not None:
+    elif default and likelihood is not None:
         config = dataclasses.replace(config, model=_denoiser)
     if default and needs_of(made.collector).fixes_tokens:
         data, sampling = DataConfig(prompts=_long_references, chat=False), config.sampling
@@ -209,16 +210,16 @@ def assert_loop_runs_whole(
         config = dataclasses.replace(config, data=data, reward=_digits, sampling=sampling)
     if default and hasattr(getattr(made, "collector", None), "parse"):
         config = dataclasses.replace(config, model=_predictor)
-    segments = getattr(made.collector, "segments", None) if not made.forward_only else None
+    segments = getattr(made.collector, "segments", None)
     if segments is not None and steps % segments == 0:
         steps += 1  # after whole responses, a collector of parts has none to go on with
     if default and getattr(made, "optimizer", None) is not None:
         config = dataclasses.replace(config, optimizer=None)  # the method has its own
     optimizer = config.optimizer
-    if made.computed_from("optimizer"):
+    if made.needs.computed_from("optimizer"):
         # At the usual learning rate of a tiny run, bounds on the effect of a step mask all tokens.
         optimizer = dataclasses.replace(policy_optimizer(config), learning_rate=1e-5)
-    if made.learns_from_model and config.teacher is None:
+    if made.needs.learns_from_model and config.teacher is None:
         config = dataclasses.replace(config, recipe=recipe, teacher=_teacher)
     with tempfile.TemporaryDirectory() as folder:
         config = dataclasses.replace(
@@ -230,7 +231,7 @@ def assert_loop_runs_whole(
             evaluation=EvaluationConfig(enabled=False),
             steps=steps,
             max_skipped=steps + 1,  # to the end, so that the first skipped step is named
-            remat="full" if made.forward_only else "none",
+            remat="none" if made.needs.sums_gradients else "full",
         )
         result = train(config)
         start = _start(config)
@@ -246,8 +247,8 @@ def assert_loop_runs_whole(
         gaps = [row.get("sampler_gap", 0.0) for row in result.history]
         _require(min(gaps) > _ROUNDED, f"{name}: the sampler is not rounded")
     trained = (state.params, start.params)
-    moved = _differ(*(x["model"] for x in trained) if made.head else trained)
-    if ("update_scale", no_update) not in made.computed_from("batch").items():
+    moved = _differ(*(x["model"] for x in trained) if made.needs.head else trained)
+    if ("update_scale", no_update) not in made.needs.computed_from("batch").items():
         _require(moved, f"{name}: the parameters did not move")
     else:
         _require(not moved, f"{name}: the parameters moved")
@@ -255,7 +256,7 @@ def assert_loop_runs_whole(
         np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(state.params)
     )
     _require(finite, f"{name}: a parameter is not finite")
-    if not made.forward_only:
+    if made.needs.sums_gradients:
         _check_memory(made, state, name, config, start, num_prompts)
         if made.collector is not None:
             _check_collector(made.collector, result, name, config, num_prompts)
@@ -278,7 +279,7 @@ def _start(config: TrainConfig) -> _Start:
     """The parameters that a run with this configuration starts from."""
     experiment, policy = load_experiment(config)
     params = reference = trainable(policy)
-    if config.reference is not None and experiment.recipe.reference is not None:
+    if config.reference is not None and experiment.recipe.needs.moves_reference:
         reference = trainable(load_reference(config, experiment.model, policy, experiment.mesh))
     base = policy.base if isinstance(policy, Adapted) else policy
     subagent = experiment.subagent and experiment.subagent.params

@@ -13,6 +13,7 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.flat_packing import LEAST_SAVED, plan_flat
 from jaxrl_llm.core.packing import FlatPacking, Layout, Tree, plan_packing, plan_tree
+from jaxrl_llm.curation.collectors.protocol import width_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import keep_apart, spread_update
 from jaxrl_llm.recipes import Batch
@@ -496,3 +497,24 @@ def check_reads_rows(function: str, model: Model, packing: str, *, what: str = "
     for name, needed in needs.items():
         if packing == name and not getattr(model, needed):
             raise ValueError(f'{function}: packing "{name}" needs a {what} whose {needed} is True.')
+
+
+def check_rows(config: Any, recipe: Any) -> None:
+    """Raises ValueError for options of rows and microbatches that exclude one another."""
+    width = width_of(recipe.collector, config.sampling.group_size)
+    if config.packing in ("always", "tree") and width == 1:
+        raise ValueError(
+            f'config: packing "{config.packing}" has no effect with one rollout per prompt.'
+        )
+    if config.tokens_per_microbatch is None:
+        return
+    if config.microbatches != 1:
+        raise ValueError(
+            "config: microbatches has no effect with tokens_per_microbatch, which chooses "
+            "their number for each batch."
+        )
+    if config.packing not in ("auto", "flat"):
+        raise ValueError(
+            "config: tokens_per_microbatch needs flat rows; got packing "
+            f'"{config.packing}", use "auto" or "flat".'
+        )

@@ -1,39 +1,34 @@
 """The configuration of a run: frozen records. An option without an effect raises an error."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from jaxrl_llm.core import bind, checks, functions_of
-from jaxrl_llm.core.runtime.files import with_home
+from jaxrl_llm.core import bind, checks
 from jaxrl_llm.core.runtime.precision import resolve_dtype
 from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
     width_of,
 )
-from jaxrl_llm.environments.protocol import truncation_reward_of
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import QUANTIZATIONS, check_quantization
-from jaxrl_llm.recipes import PRESETS, EvolutionRecipe, Recipe
+from jaxrl_llm.recipes import EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import check_preset, preset
-from jaxrl_llm.rewards import BatchReward
-from jaxrl_llm.rewards.scoring import ON_ERROR, OnError, check_arguments, has_patience
+from jaxrl_llm.recipes.needs import is_recipe
+from jaxrl_llm.rewards.scoring import ON_ERROR, OnError
 from jaxrl_llm.rollout.denoising import DenoisingOptions
 from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
+from jaxrl_llm.train.algorithms import check_algorithm
 from jaxrl_llm.train.batches import PACKING, Passes
-from jaxrl_llm.train.combinations import check_combination
-from jaxrl_llm.train.halves import check_halves
+from jaxrl_llm.train.evaluate import check_evaluation
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
-from jaxrl_llm.train.model_rewards import judge
+from jaxrl_llm.train.offline import check_offline
 from jaxrl_llm.train.optimizer import OptimizerConfig, policy_optimizer
+from jaxrl_llm.train.start import check_start
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher
 
 PromptSource = Callable[[], Any]
@@ -216,16 +211,6 @@ class CheckpointConfig:
                 raise ValueError(
                     f"{name}: best has no effect if only the last step is saved; set every."
                 )
-
-    def check_evaluated(self, evaluation: "EvaluationConfig") -> None:
-        """Raises ValueError if ``best`` needs an evaluation that checkpoints do not have."""
-        if self.best in (None, "reward"):
-            return
-        if not evaluation.enabled or not evaluation.every or self.every % evaluation.every:
-            raise ValueError(
-                f"checkpoint: best={self.best!r} needs an evaluation at each checkpoint: set "
-                f"evaluation.every to {self.every} or a divisor of it."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,44 +446,28 @@ class TrainConfig:
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
         checks.check_option(name, "packing", self.packing, PACKING)
         checks.check_positive(name, tokens_per_microbatch=self.tokens_per_microbatch)
-        self._check_microbatches()
         checks.check_option(name, "reward_on_error", self.reward_on_error, ON_ERROR)
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "auto"))
         check_quantization(name, self.quantization)
         self._check_model_options()
         self._check_folders()
-        self._check_grading()
-        self._check_measured()
+        if (last := max(self.report.profile, default=0)) > self.steps:
+            raise ValueError(f"report: profile names step {last}, but there are {self.steps}.")
         check_batch(name, self.prompts_per_step, self.microbatches, self.mesh.shards)
-        self._check_recipe(name)
-        self._check_evaluated()
-        self._check_judge()
-        self._check_offline()
+        check_start(self)
+        check_algorithm(self, self.resolved_recipe)
+        check_evaluation(self)
+        check_offline(self)
 
     @property
-    def resolved_recipe(self) -> "AnyRecipe":
+    def resolved_recipe(self) -> Any:
         """The recipe; for the name of a preset, that preset with the length of this sampling.
 
         One that tracks prompts is made for a single prompt, since the data are not read yet; see
         :func:`find_recipe`.
         """
         return find_recipe(self.recipe, self.sampling)
-
-    def _check_microbatches(self) -> None:
-        """Raises ValueError for options without effect on microbatches bounded by tokens."""
-        if self.tokens_per_microbatch is None:
-            return
-        if self.microbatches != 1:
-            raise ValueError(
-                "config: microbatches has no effect with tokens_per_microbatch, which chooses "
-                "their number for each batch."
-            )
-        if self.packing not in ("auto", "flat"):
-            raise ValueError(
-                "config: tokens_per_microbatch needs flat rows; got packing "
-                f'"{self.packing}", use "auto" or "flat".'
-            )
 
     def _check_model_options(self) -> None:
         """Raises ValueError for options of a named model where a function returns the model."""
@@ -511,7 +480,7 @@ class TrainConfig:
                 )
 
     def _check_folders(self) -> None:
-        """Raises unless the run's folder, and that of the run it starts from, are two names."""
+        """Raises unless the run's folder, and that of the run it starts from, have names."""
         for option in ("run_dir", "init_from"):
             value = getattr(self, option)
             if value is None and option == "init_from":
@@ -520,358 +489,11 @@ class TrainConfig:
                 raise TypeError(f"config: {option} must be a string; got {value!r}.")
             if not value.strip():
                 raise ValueError(f"config: {option} must name a folder; got {value!r}.")
-        if self.init_from is not None:
-            start, run = (with_home(x).absolute() for x in (self.init_from, self.run_dir))
-            if run in (start, *start.parents):
-                raise ValueError(
-                    f"config: init_from {self.init_from!r} must be another run than run_dir."
-                )
-
-    def _check_grading(self) -> None:
-        """Raises unless a reward, an environment or the data give the rewards.
-
-        Raises as well if an option of grading has no effect.
-        """
-        env = self.environment
-        if env is None:
-            graded = callable(self.reward) or isinstance(self.reward, BatchReward)
-            if not graded and not (self.reward is None and self.has_rewards):
-                needs = ""
-                if self.reward is None:
-                    name = self.resolved_recipe.name
-                    needs = (
-                        f" The data give no rewards to recipe {name!r}; set reward or environment."
-                    )
-                raise TypeError(f"config: reward must be callable; got {self.reward!r}.{needs}")
-            if callable(self.reward):
-                check_arguments("config", self.reward)
-            if self.reward is None and self.reward_deadline is not None:
-                raise ValueError("config: reward_deadline has no effect without a reward.")
-            if self.reward is None and self.reward_on_error != "drop":
-                raise ValueError("config: reward_on_error has no effect without a reward.")
-            if self.episodes != EpisodeOptions():
-                raise ValueError("config: episodes has no effect without an environment.")
-            if self.reward_deadline is not None and has_patience(self.reward):
-                raise ValueError(
-                    "config: reward_deadline has no effect on a reward that has its own, such as a "
-                    "VerifierPool; set the deadline there."
-                )
-            return
-        if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
-            raise TypeError(f"config: environment must have reset and step; got {env!r}.")
-        limit = truncation_reward_of(env)
-        if limit is not None and not callable(limit):
-            raise TypeError(
-                f"config: truncation_reward of an environment must be a function; got {limit!r}."
-            )
-        if not isinstance(getattr(env, "tools", None), Sequence):
-            raise TypeError(f"config: environment must have a sequence `tools`; got {env!r}.")
-        if self.reward is not None:
-            raise ValueError(
-                "config: reward has no effect with an environment, which gives the rewards."
-            )
-        if self.reward_deadline is not None:
-            raise ValueError(
-                "config: reward_deadline has no effect with an environment; set episodes.seconds."
-            )
-        if self.reward_on_error != "drop":
-            raise ValueError(
-                "config: reward_on_error has no effect with an environment, since a failed episode "
-                "is always left out of its batch."
-            )
-
-    def _check_measured(self) -> None:
-        """Raises ValueError if the run has no evaluation, or no step, that an option needs."""
-        self.checkpoint.check_evaluated(self.evaluation)
-        kinds = ("greedy", "sampled") if self.samples_held_out else ()
-        kinds += ("pairs",) if self.compares_held_out else ()
-        if self.checkpoint.best not in (None, "reward", *kinds):
-            raise ValueError(
-                f"checkpoint: best={self.checkpoint.best!r} is not measured by the evaluation of "
-                f"this run, which has {', '.join(kinds)}."
-            )
-        if self.data.evaluation is not None and not self.evaluation.enabled:
-            raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
-        if max(self.report.profile, default=0) > self.steps:
-            last = max(self.report.profile)
-            raise ValueError(f"report: profile names step {last}, but there are {self.steps}.")
-
-    def _check_evaluated(self) -> None:
-        """Raises ValueError for an evaluation that would have nothing to grade or to compare."""
-        evaluated = self.samples_held_out or self.compares_held_out
-        if not self.evaluation.enabled or evaluated:
-            return
-        recipe = self.resolved_recipe
-        what = "one response a row" if self.offline else "no rows with better and worse responses"
-        raise ValueError(
-            f"evaluation: {recipe.collector!r} has {what}, so there are no pairs to compare; set a "
-            "reward, which grades sampled answers, or turn the evaluation off."
-        )
-
-    def _check_judge(self) -> None:
-        """Raises ValueError if a judge that compares would get one response to a prompt."""
-        if not (isinstance(self.reward, judge) and self.reward.compare):
-            return
-        needs = "a judge that compares needs several responses to a prompt"
-        if self.evaluation.enabled:
-            raise ValueError(
-                f"evaluation: {needs}, and a greedy evaluation has one; turn it off "
-                "(evaluation.enabled=False)."
-            )
-        if self.sampling.group_size == 1:
-            raise ValueError(f"sampling: {needs}; got group_size 1.")
-        recipe = self.resolved_recipe
-        if "greedy_rewards" in recipe.required_fields:
-            raise ValueError(
-                f"config: {needs}, but the baseline of recipe {recipe.name!r} is the reward of a "
-                "greedy response."
-            )
-
-    def _check_offline(self) -> None:
-        """Raises ValueError for options of sampling where the data have the responses."""
-        if not self.samples_nothing:
-            return
-        if self.sampling.slots is not None:
-            raise ValueError("sampling: slots has no effect if the data contain the responses.")
-        if self.asynchrony.sampler_devices is not None:
-            raise ValueError(
-                "asynchrony: sampler_devices has no effect if the data contain the responses."
-            )
-        if self.samples_held_out and self.evaluation.enabled:
-            return
-        if self.evaluation.samples is not None:
-            raise ValueError("evaluation: samples has no effect without a reward that grades them.")
-        for option in ("top_k", "top_p", "min_p"):
-            if getattr(self.sampling, option) is not None:
-                raise ValueError(f"sampling: {option} has no effect if nothing is sampled.")
-        if self.sampling.denoising != DenoisingOptions():
-            raise ValueError("sampling: denoising has no effect if nothing is sampled.")
-
-    def _check_recipe(self, name: str) -> None:
-        """Raises ValueError for options that the recipe does not use or allow."""
-        recipe = self.resolved_recipe
-        check_combination(self, recipe)
-        width = width_of(recipe.collector, self.sampling.group_size)
-        if self.packing in ("always", "tree") and width == 1:
-            raise ValueError(
-                f'config: packing "{self.packing}" has no effect with one rollout per prompt.'
-            )
-        # For a prompt, a collector that samples may take fewer than the widest group has.
-        recipe.check_group_size(width if self.offline else self.sampling.group_size)
-        if recipe.head:
-            self._check_head(name, recipe)
-        if self.sampling.slots is not None:
-            self.sampling.grid(self.prompts_per_step)
-        if recipe.forward_only:
-            self._check_population(recipe)
-            recipe.check_passes(self.epochs or 1, self.minibatches or 1)
-        else:
-            recipe.check_passes(self.passes.epochs, self.passes.minibatches)
-        self.passes.check(name, self.prompts_per_step, self.mesh.shards)
-        recipe.check_staleness(self.asynchrony.max_staleness)
-        check_halves(self, recipe)
-        self._check_rounding(recipe)
-        self._check_subagent(recipe)
-        if recipe.second_model is None and self.critic is not None:
-            raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")
-        if self.reference is not None and not recipe.uses_reference:
-            raise ValueError(f"config: reference has no effect: recipe {recipe.name!r} reads none.")
-        self._check_teacher(recipe)
-        self._check_weights(recipe)
-        if self.reference_logp is not None:
-            self._check_stored_reference(recipe)
-        moves = recipe.reference is not None
-        if self.reference is not None and moves and self.lora.rank is not None:
-            raise ValueError(
-                f"config: reference has no effect on {recipe.name!r} with an adapter, since its "
-                "moving reference is an adapter as well."
-            )
-
-    def _check_population(self, recipe: "AnyRecipe") -> None:
-        """Raises ValueError for options without effect on a population, which only samples."""
-        if self.environment is not None:
-            raise ValueError(
-                f"config: {recipe.name!r} cannot use an environment, since it does not decode in "
-                "slots."
-            )
-        for option in (
-            "remat",
-            "packing",
-            "microbatches",
-            "tokens_per_microbatch",
-            "router_replay",
-            "scan_layers",
-        ):
-            if getattr(self, option) != (default := getattr(TrainConfig, option)):
-                raise ValueError(
-                    f"config: {option} has no effect with {recipe.name!r}, which has no backward "
-                    f"pass; leave it at its default, {default!r}."
-                )
-        if self.sampling.slots is not None:
-            raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
-        if not self.evaluation.enabled:
-            filters = () if recipe.temperature > 0 else ("top_k", "top_p", "min_p")
-            for option in ("temperature", *filters):
-                if getattr(self.sampling, option) != getattr(SamplingConfig, option):
-                    raise ValueError(
-                        f"sampling: {option} has no effect with {recipe.name!r} without an "
-                        "evaluation: members answer at the temperature of the recipe, "
-                        f"{recipe.temperature:g}."
-                    )
-        if needs_of(recipe.collector).slots:
-            raise ValueError(
-                f"config: the collector of {recipe.name!r} decodes in slots, which a population "
-                f"does not; got {recipe.collector!r}."
-            )
-        if self.lora.rank is not None:
-            raise ValueError(
-                f"lora: {recipe.name!r} changes the weights of the model itself with low-rank "
-                "noise; leave out the rank."
-            )
-        for axis in ("context", "expert"):
-            if getattr(self.mesh, axis) != 1:
-                raise ValueError(
-                    f"mesh: {axis} has no effect with {recipe.name!r}, which only samples; use "
-                    "data."
-                )
-        members = recipe.population(self.prompts_per_step, self.sampling.group_size)
-        if recipe.noise == "lowrank" and members % self.mesh.shards:
-            raise ValueError(
-                f"config: {members} members cannot be divided evenly among the "
-                f"{self.mesh.shards} devices of the mesh axes data and fsdp."
-            )
-        if recipe.noise == "full" and not recipe.shared and self.mesh.shards > 1:
-            raise ValueError(
-                f"config: members with full noise that are not shared answer one prompt at a time, "
-                f"which cannot be spread over the {self.mesh.shards} devices of the mesh axes data "
-                f"and fsdp; share the members of {recipe.name!r}, or use one device there."
-            )
-        scores = (self.prompts_per_step, self.sampling.group_size * recipe.tries)
-        jax.eval_shape(recipe.shape, jax.ShapeDtypeStruct(scores, jnp.float32))
-
-    def _check_weights(self, recipe: "AnyRecipe") -> None:
-        """Raises ValueError if a recipe reads no weights, and the reward has some."""
-        weights = getattr(self.reward, "weights_of_sum", None) or {}
-        if recipe.forward_only or "reward_components" not in recipe.required_fields:
-            return
-        if recipe.name not in PRESETS or all(weight == 1 for weight in weights.values()):
-            return
-        functions = [getattr(x, "function", x) for x in functions_of(recipe.advantage)]
-        options = [dict(getattr(function, "options", ())) for function in functions]
-        left_out = any(bound.get("weights", weights) is None for bound in options)
-        if not left_out and recipe != find_recipe(recipe.name, self.sampling):
-            return  # it may have weights of its own
-        known = inspect.signature(PRESETS[recipe.name]).parameters
-        by_name = {f"{name}_weight": weight for name, weight in weights.items()}
-        takes = ", ".join(f"{name}={x:g}" for name, x in by_name.items() if name in known)
-        if "weights" in known:
-            pairs = ", ".join(f"({name!r}, {weight:g})" for name, weight in weights.items())
-            takes = f"weights=({pairs})"
-        remedy = f"give them to jr.recipes.{recipe.name}({takes}), or " if takes else ""
-        raise ValueError(
-            f"config: recipe {recipe.name!r} reads each reward apart, and not the weights of "
-            f"{self.reward!r}; {remedy}make them 1."
-        )
-
-    def _check_rounding(self, recipe: "AnyRecipe") -> None:
-        """Raises ValueError for a quantization of the sampler without effect, or with a bias."""
-        own, mode = self.sampling.quantization, self.sampler_quantization
-        if own == "off" and recipe.sampler_quantization is None:
-            raise ValueError(
-                f"sampling: quantization 'off' has no effect: recipe {recipe.name!r} does not ask "
-                "for a sampler in 8 bits; use None."
-            )
-        if own is not None and recipe.forward_only:
-            raise ValueError(
-                f"sampling: quantization {own!r} has no effect with {recipe.name!r}, which trains "
-                "by what its members sample; config.quantization rounds them."
-            )
-        if mode is None:
-            return
-        if self.quantization is not None:
-            whose = "sampling.quantization" if own else f"recipe {recipe.name!r}"
-            remedy = "leave one of them out" if own else "set sampling.quantization to 'off'"
-            raise ValueError(
-                f"config: quantization {self.quantization!r} rounds sampling and training alike, "
-                f"but {whose} asks for a sampler in {mode} beside a trainer in full precision; "
-                f"{remedy}."
-            )
-        recipe.check_quantization(mode)
-
-    def _check_subagent(self, recipe: "AnyRecipe") -> None:
-        """Raises ValueError unless the options of a subagent have an effect."""
-        if recipe.subagent is None:
-            if self.subagent != SubagentConfig():
-                raise ValueError(
-                    f"config: subagent has no effect: recipe {recipe.name!r} has none."
-                )
-            return
-        if self.environment is None:
-            raise ValueError(
-                f"config: recipe {recipe.name!r} trains a subagent, which an environment asks; set "
-                "config.environment."
-            )
-        if self.lora.rank is not None:
-            raise ValueError(
-                f"lora: recipe {recipe.name!r} trains all weights of its two policies; leave out "
-                "the rank."
-            )
-
-    def _check_stored_reference(self, recipe: "AnyRecipe") -> None:
-        """Raises ValueError unless a frozen reference reads responses that the data have."""
-        because = None
-        if "ref_logp" not in recipe.required_fields:
-            because = f"recipe {recipe.name!r} reads none"
-        elif recipe.reference is not None:
-            because = f"the reference of recipe {recipe.name!r} moves"
-        elif recipe.likelihood is not None:
-            because = f"the likelihood of recipe {recipe.name!r} depends on the masks of a batch"
-        elif not self.offline:
-            because = f"recipe {recipe.name!r} samples its responses"
-        elif needs_of(recipe.collector).sends_text:
-            because = f"the prompts of recipe {recipe.name!r} change with each batch"
-        if because is not None:
-            raise ValueError(f"config: reference_logp has no effect: {because}.")
-        if Path(str(self.reference_logp)).suffix != ".npz":
-            raise ValueError(
-                f"config: reference_logp must end in .npz; got {self.reference_logp!r}."
-            )
-
-    def _check_teacher(self, recipe: Any) -> None:
-        """Raises ValueError unless there is a teacher just where a recipe learns from one."""
-        learns = recipe.learns_from_model
-        if self.teacher is None:
-            if learns:
-                raise ValueError(
-                    f"config: recipe {recipe.name!r} needs a teacher; set teacher to a model, the "
-                    "address of a token server or stored scores."
-                )
-            return
-        if not learns:
-            what = "is its own teacher" if recipe.has_teacher else "learns from none"
-            raise ValueError(f"config: teacher has no effect: recipe {recipe.name!r} {what}.")
-        if not (isinstance(self.teacher, str) or callable(self.teacher)) and not any(
-            hasattr(self.teacher, name) for name in ("score", "spans")
-        ):
-            raise TypeError(
-                "config: teacher must be a name, a function that returns (model, params, "
-                f"tokenizer), or have a method score; got {self.teacher!r}."
-            )
-
-    def _check_head(self, name: str, recipe: "AnyRecipe") -> None:
-        """Raises ValueError for options that a reward model has no use for."""
-        what = f"has no effect: recipe {recipe.name!r} trains a reward model, which writes no text"
-        unused = {"reward": self.reward, "environment": self.environment}
-        for option, value in unused.items():
-            if value is not None:
-                raise ValueError(f"{name}: {option} {what}.")
-        if self.sampling.temperature != 1.0:
-            raise ValueError(f"sampling: temperature {what}.")
 
     @property
     def sampler_quantization(self) -> str | None:
         """How the policy is rounded where it samples rollouts or drafts; None if it is not."""
-        own = self.sampling.quantization or self.resolved_recipe.sampler_quantization
+        own = self.sampling.quantization or self.resolved_recipe.needs.sampler_quantization
         return None if own == "off" else own
 
     @property
@@ -884,7 +506,7 @@ class TrainConfig:
     def samples_off_policy(self) -> bool:
         """Whether rollouts are of other weights than those that a step begins with."""
         stale = self.asynchrony.max_staleness > 0
-        return stale or self.rounds_rollouts or self.resolved_recipe.sampled_by != "policy"
+        return stale or self.rounds_rollouts or self.resolved_recipe.needs.sampled_by != "policy"
 
     @property
     def offline(self) -> bool:
@@ -894,8 +516,7 @@ class TrainConfig:
     @property
     def samples_nothing(self) -> bool:
         """Whether the data contain the training responses, but perhaps not their rewards."""
-        recipe = self.resolved_recipe
-        return not (recipe.forward_only or recipe.samples_responses)
+        return not self.resolved_recipe.needs.samples_responses
 
     @property
     def reads_columns(self) -> bool:
@@ -932,8 +553,8 @@ class TrainConfig:
 
         They are an adapter's frozen weights, or a reference that does not move.
         """
-        recipe = self.resolved_recipe
-        frozen = recipe.uses_reference and recipe.reference is None and self.reference is None
+        needs = self.resolved_recipe.needs
+        frozen = needs.uses_reference and not needs.moves_reference and self.reference is None
         return self.lora.rank is not None or frozen
 
     @property
@@ -941,8 +562,8 @@ class TrainConfig:
         """Whether an evaluation compares the responses, or the steps, of held-out rows."""
         if not self.offline:
             return False
-        recipe = self.resolved_recipe
-        return recipe.head == "step" or width_of(recipe.collector, self.sampling.group_size) > 1
+        recipe, group_size = self.resolved_recipe, self.sampling.group_size
+        return recipe.needs.head == "step" or width_of(recipe.collector, group_size) > 1
 
     @property
     def samples_held_out(self) -> bool:
@@ -955,7 +576,7 @@ class TrainConfig:
     @property
     def critic_optimizer(self) -> OptimizerConfig | None:
         """The critic's optimizer, by default the policy's; None for a recipe without a critic."""
-        if self.resolved_recipe.second_model is None:
+        if self.resolved_recipe.needs.second_model is None:
             return None
         return policy_optimizer(self) if self.critic is None else self.critic
 
@@ -967,11 +588,9 @@ class TrainConfig:
     @property
     def passes(self) -> Passes:
         """Epochs and minibatches of a batch: as configured, else those of the recipe's paper."""
-        recipe = self.resolved_recipe
-        if recipe.forward_only:
-            return Passes()
-        epochs = self.epochs or recipe.epochs
-        passes = Passes(epochs, self.minibatches or recipe.minibatches, self.microbatches)
+        needs = self.resolved_recipe.needs
+        epochs, minibatches = self.epochs or needs.epochs, self.minibatches or needs.minibatches
+        passes = Passes(epochs, minibatches, self.microbatches)
         if self.minibatches is not None:
             return passes
         # One group alone often has no signal, and its update is then momentum only.
@@ -981,19 +600,13 @@ class TrainConfig:
         return next(divide, passes._replace(minibatches=1))
 
 
-# A Recipe or an EvolutionRecipe; its ``forward_only`` tells which of the two.
-AnyRecipe = Any
-
-
-def find_recipe(
-    recipe: AnyRecipe | str, sampling: SamplingConfig, num_prompts: int = 1
-) -> AnyRecipe:
+def find_recipe(recipe: Any, sampling: SamplingConfig, num_prompts: int = 1) -> Any:
     """The recipe itself, or the preset of that name.
 
     A preset with an option ``length`` gets the sampler's budget; a preset that tracks prompts gets
     their number.
     """
-    if hasattr(recipe, "forward_only"):
+    if is_recipe(recipe):
         return recipe
     if not isinstance(recipe, str):
         raise TypeError(f"config: recipe must be a recipe or the name of a preset; got {recipe!r}.")

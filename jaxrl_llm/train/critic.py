@@ -1,6 +1,6 @@
 """A critic or a process reward model: a second model, trained with the policy."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,3 +95,9 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
     mask = pack(batch.packing, batch.mask)
     values = apply_head(params["head"], jnp.where(mask[..., None], hidden, 0))
     return unpack(batch.packing, values, batch.mask)
+
+
+def check_critic(config: Any, recipe: Any) -> None:
+    """Raises ValueError for the optimizer of a critic that a recipe does not have."""
+    if recipe.needs.second_model is None and config.critic is not None:
+        raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")

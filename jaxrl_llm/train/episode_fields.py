@@ -1,15 +1,26 @@
 """Batch fields that describe the turns of episodes, by their names in ``Batch.extras``."""
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.core.sizes import power_of_two
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.environments.subgoals import token_roles, turn_parts
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.recipes.inputs import EXTRAS
+from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.episodes import ENDS, EPISODES, Episode, Turn
+
+# What a run with an environment does not support, by the need of a collector for it.
+_NOT_IN_EPISODES = {
+    "stores_responses": "reuses responses of earlier batches without the turns of an episode",
+    "sends_text": "sends messages in place of the first observations of an environment",
+    "brings_responses": "brings responses of the data without the turns of an episode",
+    "splits_turns": "pauses or continues responses within a turn of an episode",
+}
 
 
 def episode_fields(
@@ -127,3 +138,18 @@ def episode_metrics(scores: Scores, where: np.ndarray) -> dict[str, float]:
         for name, value in turn.info.items():
             info.setdefault(name, []).append(value)
     return values | {f"info/{name}": float(np.mean(x)) for name, x in sorted(info.items())}
+
+
+def check_episodes(recipe: Any) -> None:
+    """Raises ValueError for a recipe whose rollouts or teacher cannot be those of episodes."""
+    needs = needs_of(recipe.collector)
+    for name, what in _NOT_IN_EPISODES.items():
+        if getattr(needs, name):
+            raise ValueError(
+                f"config: {recipe.collector!r} {what}; use another recipe with an environment."
+            )
+    if TEACHER_TEXTS in recipe.needs.computed_from("responses"):
+        raise ValueError(
+            f"config: recipe {recipe.name!r} writes the prompts of its teacher from the text of "
+            "the data, not from the first observation of an environment; use another recipe."
+        )

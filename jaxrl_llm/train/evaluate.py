@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -346,3 +346,30 @@ def answer_ids(reward, completions: Sequence[Sequence[str]], scores: Scores) -> 
         votes = np.concatenate(numbered)
     # A failed call has no answer, whatever its reward is.
     return list(np.where(scores.unanswered, -1, votes).reshape(len(completions), -1))
+
+
+def check_evaluation(config: Any) -> None:
+    """Raises ValueError for an evaluation that measures too little, or nothing, for a run."""
+    best, every, evaluation = config.checkpoint.best, config.checkpoint.every, config.evaluation
+    evaluated = evaluation.enabled and evaluation.every and every % evaluation.every == 0
+    if best not in (None, "reward") and not evaluated:
+        raise ValueError(
+            f"checkpoint: best={best!r} needs an evaluation at each checkpoint: set "
+            f"evaluation.every to {every} or a divisor of it."
+        )
+    kinds = ("greedy", "sampled") if config.samples_held_out else ()
+    kinds += ("pairs",) if config.compares_held_out else ()
+    if best not in (None, "reward", *kinds):
+        raise ValueError(
+            f"checkpoint: best={best!r} is not measured by the evaluation of this run, which has "
+            f"{', '.join(kinds)}."
+        )
+    if config.data.evaluation is not None and not evaluation.enabled:
+        raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
+    if kinds or not evaluation.enabled:
+        return
+    what = "one response a row" if config.offline else "no rows with better and worse responses"
+    raise ValueError(
+        f"evaluation: {config.resolved_recipe.collector!r} has {what}, so there are no pairs to "
+        "compare; set a reward, which grades sampled answers, or turn the evaluation off."
+    )

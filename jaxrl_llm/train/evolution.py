@@ -2,15 +2,17 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm import diagnostics, evolution
+from jaxrl_llm import diagnostics
 from jaxrl_llm.core import masking, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, on_mesh
 from jaxrl_llm.recipes import Batch, EvolutionRecipe
@@ -99,7 +101,7 @@ def make_evolution_step(
         carry, made = apply_if_finite(optimizer, carry, -metrics["reward"], grads, there=there)
         params = jax.tree.map(
             lambda moves, new, old: new if moves else old,
-            evolution.moving(classes),
+            recipe.moving(state.params),
             carry[0],
             state.params,
         )
@@ -128,14 +130,80 @@ def make_evolution(
     )
 
 
+def check_population(config: Any, recipe: EvolutionRecipe) -> None:
+    """Raises ValueError for options without effect on a population, which only samples."""
+    if config.environment is not None:
+        raise ValueError(
+            f"config: {recipe.name!r} cannot use an environment, since it does not decode in slots."
+        )
+    for option in (
+        "remat",
+        "packing",
+        "microbatches",
+        "tokens_per_microbatch",
+        "router_replay",
+        "scan_layers",
+    ):
+        if getattr(config, option) != (default := getattr(type(config), option)):
+            raise ValueError(
+                f"config: {option} has no effect with {recipe.name!r}, which has no backward "
+                f"pass; leave it at its default, {default!r}."
+            )
+    if config.sampling.slots is not None:
+        raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
+    if not config.evaluation.enabled:
+        filters = () if recipe.temperature > 0 else ("top_k", "top_p", "min_p")
+        for option in ("temperature", *filters):
+            if getattr(config.sampling, option) != getattr(type(config.sampling), option):
+                raise ValueError(
+                    f"sampling: {option} has no effect with {recipe.name!r} without an "
+                    "evaluation: members answer at the temperature of the recipe, "
+                    f"{recipe.temperature:g}."
+                )
+    if (own := config.sampling.quantization) not in (None, "off"):
+        raise ValueError(
+            f"sampling: quantization {own!r} has no effect with {recipe.name!r}, which trains "
+            "by what its members sample; config.quantization rounds them."
+        )
+    if needs_of(recipe.collector).slots:
+        raise ValueError(
+            f"config: the collector of {recipe.name!r} decodes in slots, which a population "
+            f"does not; got {recipe.collector!r}."
+        )
+    if config.lora.rank is not None:
+        raise ValueError(
+            f"lora: {recipe.name!r} changes the weights of the model itself with low-rank "
+            "noise; leave out the rank."
+        )
+    for axis in ("context", "expert"):
+        if getattr(config.mesh, axis) != 1:
+            raise ValueError(
+                f"mesh: {axis} has no effect with {recipe.name!r}, which only samples; use data."
+            )
+    members = recipe.population(config.prompts_per_step, config.sampling.group_size)
+    if recipe.noise == "lowrank" and members % config.mesh.shards:
+        raise ValueError(
+            f"config: {members} members cannot be divided evenly among the "
+            f"{config.mesh.shards} devices of the mesh axes data and fsdp."
+        )
+    if recipe.noise == "full" and not recipe.shared and config.mesh.shards > 1:
+        raise ValueError(
+            f"config: members with full noise that are not shared answer one prompt at a time, "
+            f"which cannot be spread over the {config.mesh.shards} devices of the mesh axes data "
+            f"and fsdp; share the members of {recipe.name!r}, or use one device there."
+        )
+    scores = (config.prompts_per_step, config.sampling.group_size * recipe.tries)
+    jax.eval_shape(recipe.shape, jax.ShapeDtypeStruct(scores, jnp.float32))
+
+
 def moving_only(recipe, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """The optimizer, without state for the leaves that an evolution recipe freezes.
 
     For any other recipe the optimizer is returned unchanged.
     """
-    if not recipe.forward_only:
+    if not recipe.needs.freezes_leaves:
         return optimizer
-    masked = optax.masked(optimizer, lambda params: evolution.moving(recipe.classes(params)))
+    masked = optax.masked(optimizer, recipe.moving)
     # Gradients of frozen leaves are zero, so the norm of all is that of the others.
     return ClippedOptimizer(*masked) if isinstance(optimizer, ClippedOptimizer) else masked
 

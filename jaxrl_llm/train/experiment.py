@@ -127,7 +127,7 @@ class Experiment:
         """Parameters for sampling rollouts: the policy's, plus those of another that samples."""
         if has_halves(self.recipe):
             return Halves(params, self.behavior(self.on_rollout_mesh(self.reference)))
-        if self.recipe.forward_only or not self.recipe.teacher_mixture:
+        if not self.recipe.needs.teacher_mixture:
             return params
         return {"first": params, "second": self.on_rollout_mesh(self.teacher.params)}
 
@@ -226,7 +226,7 @@ class Experiment:
             player = None
             if subagent is not None:
                 player = self.subagent_player(subagent, self.on_rollout_mesh(key), _EVALUATION)
-            elif self.recipe.subagent is not None:
+            elif self.recipe.needs.subagent is not None:
                 raise ValueError(
                     f"evaluate: recipe {self.recipe.name!r} has a subagent, whose parameters are "
                     "in the state of its run; a run evaluates them."
@@ -271,7 +271,7 @@ class Experiment:
         of the batch, or what samples them, are not known before a collector was asked.
         """
         recipe, samplers = self.recipe, self.samplers
-        if recipe.forward_only or recipe.teacher_mixture or self.config.offline:
+        if recipe.needs.teacher_mixture or self.config.offline:
             return
         if self.sampler_mesh is not None or samplers.engine is not None:
             return
@@ -439,15 +439,11 @@ class Experiment:
             width = width_of(self.collector, config.sampling.group_size)
             rollouts = f"{width} response{'s' if width > 1 else ''} of the data"
         # The optimizer steps of a batch, if more than one or not as in the paper.
-        steps = ""
-        if not self.recipe.forward_only:
-            passes, paper = config.passes, self.recipe.minibatches
-            steps = f", {passes.updates} optimizer steps a batch" if passes.updates > 1 else ""
-            if config.minibatches is None and paper != passes.minibatches:
-                steps += f", not in the {paper} minibatches of its paper, which are too many for it"
-        critic = self.recipe.critic
-        waits = 0 if critic is None else critic.warmup  # steps before the policy's first
-        if waits:
+        needs, passes = self.recipe.needs, config.passes
+        steps = f", {passes.updates} optimizer steps a batch" if passes.updates > 1 else ""
+        if config.minibatches is None and (paper := needs.minibatches) != passes.minibatches:
+            steps += f", not in the {paper} minibatches of its paper, which are too many for it"
+        if waits := needs.waits:
             steps += f", the critic alone in the first {waits}"
         optimizer = policy_optimizer(config)
         decay = optimizer.decay_steps

@@ -12,10 +12,20 @@ import numpy as np
 
 from jaxrl_llm.core.runtime import processes, watchdog
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.rewards import Scores
-from jaxrl_llm.rewards.scoring import OnError, grade, join_scores
-from jaxrl_llm.rollout.episodes import EPISODES
+from jaxrl_llm.environments.protocol import truncation_reward_of
+from jaxrl_llm.rewards import BatchReward, Scores
+from jaxrl_llm.rewards.answers import row_check
+from jaxrl_llm.rewards.scoring import (
+    OnError,
+    check_arguments,
+    grade,
+    has_patience,
+    join_scores,
+    name_of,
+)
+from jaxrl_llm.rollout.episodes import EPISODES, EpisodeOptions
 from jaxrl_llm.rollout.types import FAILED
+from jaxrl_llm.train.reward_values import check_stated
 
 T = TypeVar("T")
 
@@ -153,3 +163,78 @@ def spread_rows(rows: Sequence[T], groups: int, count: int) -> list[T]:
     places = {(group, member) for group in range(groups) for member in range(each)}
     places |= {(i * groups // rest, each) for i in range(rest)}
     return [rows[group * size + member] for group, member in sorted(places)]
+
+
+def check_grading(config: Any, recipe: Any) -> None:
+    """Raises unless a reward, an environment or the data give the rewards that a recipe takes.
+
+    Raises as well if an option of grading has no effect.
+    """
+    if config.environment is None:
+        _check_reward(config, recipe)
+    else:
+        _check_environment(config)
+    if (graded := config.environment or config.reward) is not None:
+        check_stated(recipe, graded)
+    if config.data.unreadable != "refuse" and row_check(config.reward) is None:
+        whose = "without a reward"
+        if config.reward is not None:
+            whose = f"with {name_of(config.reward)}, which has no check_row"
+        raise ValueError(f"data: unreadable has no effect {whose}.")
+    if recipe.needs.head:
+        _check_head(config, recipe)
+
+
+def _check_reward(config: Any, recipe: Any) -> None:
+    """Raises unless a reward or the data grade the responses, and its options have an effect."""
+    graded = callable(config.reward) or isinstance(config.reward, BatchReward)
+    if not graded and not (config.reward is None and config.has_rewards):
+        needs = ""
+        if config.reward is None:
+            name = recipe.name
+            needs = f" The data give no rewards to recipe {name!r}; set reward or environment."
+        raise TypeError(f"config: reward must be callable; got {config.reward!r}.{needs}")
+    if callable(config.reward):
+        check_arguments("config", config.reward)
+    if config.reward is None and config.reward_deadline is not None:
+        raise ValueError("config: reward_deadline has no effect without a reward.")
+    if config.reward is None and config.reward_on_error != "drop":
+        raise ValueError("config: reward_on_error has no effect without a reward.")
+    if config.episodes != EpisodeOptions():
+        raise ValueError("config: episodes has no effect without an environment.")
+    if config.reward_deadline is not None and has_patience(config.reward):
+        raise ValueError(
+            "config: reward_deadline has no effect on a reward that has its own, such as a "
+            "VerifierPool; set the deadline there."
+        )
+
+
+def _check_environment(config: Any) -> None:
+    """Raises unless an environment can be played, and the options of a reward are unused."""
+    env = config.environment
+    if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
+        raise TypeError(f"config: environment must have reset and step; got {env!r}.")
+    limit = truncation_reward_of(env)
+    if limit is not None and not callable(limit):
+        raise TypeError(
+            f"config: truncation_reward of an environment must be a function; got {limit!r}."
+        )
+    if not isinstance(getattr(env, "tools", None), Sequence):
+        raise TypeError(f"config: environment must have a sequence `tools`; got {env!r}.")
+    for option, default, why in (
+        ("reward", None, ", which gives the rewards"),
+        ("reward_deadline", None, "; set episodes.seconds"),
+        ("reward_on_error", "drop", ", since a failed episode is always left out of its batch"),
+    ):
+        if getattr(config, option) != default:
+            raise ValueError(f"config: {option} has no effect with an environment{why}.")
+
+
+def _check_head(config: Any, recipe: Any) -> None:
+    """Raises ValueError for options that a reward model has no use for."""
+    what = f"has no effect: recipe {recipe.name!r} trains a reward model, which writes no text"
+    for option in ("reward", "environment"):
+        if getattr(config, option) is not None:
+            raise ValueError(f"config: {option} {what}.")
+    if config.sampling.temperature != 1.0:
+        raise ValueError(f"sampling: temperature {what}.")

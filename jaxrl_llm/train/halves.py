@@ -33,7 +33,7 @@ class Halves(NamedTuple):
 
 def has_halves(recipe: Any) -> bool:
     """Whether policy and reference sample a half of each group."""
-    return isinstance(recipe.sampled_by, tuple)
+    return isinstance(recipe.needs.sampled_by, tuple)
 
 
 def check_halves(config: Any, recipe: Any) -> None:

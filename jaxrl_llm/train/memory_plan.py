@@ -67,6 +67,7 @@ from jaxrl_llm.train.mesh import (
 from jaxrl_llm.train.model_rewards import abstract_reward, judge
 from jaxrl_llm.train.moving import first_reference
 from jaxrl_llm.train.optimizer import describe_optimizer, make_optimizer, policy_optimizer
+from jaxrl_llm.train.rounding import check_rounded_model
 from jaxrl_llm.train.run_data import (
     check_data,
     load_prompts,
@@ -74,7 +75,7 @@ from jaxrl_llm.train.run_data import (
     text_room,
 )
 from jaxrl_llm.train.run_models import holds_reference, with_trained
-from jaxrl_llm.train.samplers import check_denoising, check_replay, check_rounding, engine_grid
+from jaxrl_llm.train.samplers import check_denoising, check_replay, engine_grid
 from jaxrl_llm.train.setup import with_mesh_sizes
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
@@ -208,7 +209,7 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     lines = [title, *plan.table()]
     if text := describe_optimizer(config):
         lines.append(f"Optimizer: {text}.")
-    if not (recipe := config.resolved_recipe).forward_only:
+    if (recipe := config.resolved_recipe).needs.reads_logp:
         epochs, minibatches = config.passes.epochs, config.passes.minibatches
         stale = config.samples_off_policy
         lines.append(describe(recipe, epochs=epochs, minibatches=minibatches, stale=stale))
@@ -383,7 +384,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
         raise ValueError("config: the memory of a flow model cannot be planned; leave out --plan.")
     check_reads_rows("train", model, config.layout)
     check_replay(config, model)
-    check_rounding(config, model)
+    check_rounded_model(config, model)
     prompts, others, _ = load_prompts(config)
     prompts, others, _ = gradable(config, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
@@ -409,7 +410,7 @@ def _abstract_subagent(
     config: TrainConfig, recipe: Any, model: Model, params: ArrayTree
 ) -> tuple[Model, ArrayTree] | None:
     """The subagent's model and the shapes of its parameters; those of the policy by default."""
-    if recipe.subagent is None:
+    if recipe.needs.subagent is None:
         return None
     if (other := config.subagent.model) is None:
         return model, params
@@ -652,22 +653,22 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
         episodes,
         overlap,
         sampler,
-        run.unknown_sizes if not run.recipe.forward_only else (),
+        run.unknown_sizes if run.recipe.needs.sums_gradients else (),
     )
 
 
 def _state_bytes(run: _Run) -> dict[str, int]:
-    recipe, config = run.recipe, run.config
+    recipe, needs, config = run.recipe, run.recipe.needs, run.config
     base = run.params.base if isinstance(run.params, Adapted) else run.params
     optimizer = jax.eval_shape(
         moving_only(recipe, make_optimizer(policy_optimizer(config))).init, run.trained
     )
-    spec = update_spec if not run.recipe.forward_only else param_spec
+    spec = update_spec if needs.sums_gradients else param_spec
     sizes = {
         "weights": run.bytes_of(run.params),
         "optimizer": run.bytes_of(optimizer, spec=spec),
     }
-    if recipe.reference is not None:
+    if needs.moves_reference:
         adapter = isinstance(run.params, Adapted)
         start = functools.partial(first_reference, recipe.reference, adapter=adapter)
         sizes["reference"] = run.bytes_of(jax.eval_shape(start, run.trained))
@@ -680,21 +681,22 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         own = run.inputs.subagent[1]
         moments = jax.eval_shape(make_optimizer(policy_optimizer(config)).init, own)
         sizes["subagent"] = run.bytes_of(own) + run.bytes_of(moments, spec=spec)
-    if recipe.earlier is not None:
-        sizes["earlier policies"] = len(recipe.earlier.weights) * run.bytes_of(run.trained)
+    if needs.num_earlier:
+        sizes["earlier policies"] = needs.num_earlier * run.bytes_of(run.trained)
     if run.inputs.teacher is not None:
         sizes["teacher"] = run.bytes_of(run.inputs.teacher)
     if (scores := abstract_reward(config.reward)) is not None:  # on one device, whatever the mesh
         sizes["model of the reward"] = device_bytes(scores[1])
-    if recipe.second_model is not None and (of_critic := config.critic_optimizer) is not None:
-        heads, key = recipe.second_model.heads, jax.random.key(0)
+    second, of_critic = needs.second_model, config.critic_optimizer
+    if second is not None and of_critic is not None:
+        heads, key = second.heads, jax.random.key(0)
         critic = jax.eval_shape(lambda p: init_critic(run.model, p, heads=heads, key=key), base)
         moments = jax.eval_shape(make_optimizer(of_critic).init, critic)
-        copies = 1 if recipe.second_model.target_rate is None else 2
+        copies = 1 if second.target_rate is None else 2
         sizes["critic"] = copies * run.bytes_of(critic) + run.bytes_of(moments, spec=update_spec)
     if states := [
         jax.eval_shape(lambda rule=rule: rule.init(*run.output_shape))
-        for rule in recipe.computed_from("optimizer").values()
+        for rule in needs.computed_from("optimizer").values()
     ]:
         sizes["moments of the last layer"] = device_bytes(states)
     return sizes
@@ -706,7 +708,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     For an evolution strategy: the gradient of its update, and the noise of one chunk of members.
     """
     config, recipe, shape = run.config, run.recipe, run.model.config
-    if run.recipe.forward_only:
+    if not recipe.needs.sums_gradients:
         members = recipe.population(config.prompts_per_step, config.sampling.group_size)
         noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
         return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
@@ -873,7 +875,7 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
         return {}
     sizes = _decoding_bytes(run, shapes) | _judging_bytes(run) | _mixture_bytes(run)
     sizes |= _answering_bytes(run)
-    if not recipe.forward_only:
+    if not recipe.needs.samples_members:
         return sizes
     if recipe.noise == "full":  # the weights of one member
         return {"members": run.bytes_of(run.params)} | sizes
@@ -919,7 +921,7 @@ def _answering_bytes(run: _Run) -> dict[str, int]:
 def _mixture_bytes(run: _Run) -> dict[str, int]:
     """Keys, values and logits of a teacher that samples with the policy, and the mixed logits."""
     config = run.inputs.teacher_config
-    if run.recipe.forward_only or not run.recipe.teacher_mixture or config is None:
+    if not run.recipe.needs.teacher_mixture or config is None:
         return {}
     shape = _rollout_shape(run)
     cache = cache_bytes(
@@ -954,8 +956,8 @@ def _rounded_base_bytes(run: _Run) -> int:
 def _rollout_shape(run: _Run) -> DecodeShape:
     """The rollouts of a step that decode at one time."""
     sampling, prompts = run.config.sampling, run.config.prompts_per_step
-    if run.recipe.forward_only:  # each member reads the prompts separately
-        count = prompts * sampling.group_size * run.recipe.tries
+    if run.recipe.needs.samples_members:  # each member reads the prompts separately
+        count = prompts * sampling.group_size * run.recipe.needs.tries
         return _decode_shape(run, count, count, run.recipe.temperature)
     grid = engine_grid(run.config, run.recipe, longest=run.slot_prompt)
     if grid is None:

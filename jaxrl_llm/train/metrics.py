@@ -312,7 +312,7 @@ def task_metrics(recipe, collected) -> dict[str, float]:
         x = x[~np.isnan(x)]
         return float(x.mean()) if x.size else float("nan")
 
-    for function in recipe.computed_from("responses").values():
+    for function in recipe.needs.computed_from("responses").values():
         if not (tasks := getattr(function, "tasks", ())):
             continue
         places = np.array([function.task_of(x.prompt.metadata) for x in collected.questions])

@@ -502,3 +502,22 @@ def _batch(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
         prompt_tokens=prompt_tokens,
         prompt_mask=prompt_mask,
     )
+
+
+def check_judge(config: Any, recipe: Any) -> None:
+    """Raises ValueError if a judge that compares would get one response to a prompt."""
+    if not (isinstance(config.reward, judge) and config.reward.compare):
+        return
+    needs = "a judge that compares needs several responses to a prompt"
+    if config.evaluation.enabled:
+        raise ValueError(
+            f"evaluation: {needs}, and a greedy evaluation has one; turn it off "
+            "(evaluation.enabled=False)."
+        )
+    if config.sampling.group_size == 1:
+        raise ValueError(f"sampling: {needs}; got group_size 1.")
+    if "greedy_rewards" in recipe.needs.fields:
+        raise ValueError(
+            f"config: {needs}, but the baseline of recipe {recipe.name!r} is the reward of a "
+            "greedy response."
+        )

@@ -22,12 +22,13 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import reason, write_whole
 from jaxrl_llm.curation import Collector, in_epochs
-from jaxrl_llm.curation.collectors.needs import reads_all_of_rows
+from jaxrl_llm.curation.collectors.needs import needs_of, reads_all_of_rows
 from jaxrl_llm.curation.collectors.protocol import collector_parts
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rollout.backends import SamplerBackend
 from jaxrl_llm.rollout.collect import Collected, DataRows, Limits, collect
+from jaxrl_llm.rollout.denoising import DenoisingOptions
 from jaxrl_llm.train.checkpoint.config_text import comparable
 
 _FORMAT = 1
@@ -251,3 +252,57 @@ def reference_logp(
             f"Name another file, or use the same rows, tokenizer and chat template.{note}"
         )
     return table
+
+
+def check_offline(config: Any) -> None:
+    """Raises ValueError for options of sampling where the data have the responses."""
+    if not config.samples_nothing:
+        return
+    if config.sampling.slots is not None:
+        raise ValueError("sampling: slots has no effect if the data contain the responses.")
+    if config.asynchrony.sampler_devices is not None:
+        raise ValueError(
+            "asynchrony: sampler_devices has no effect if the data contain the responses."
+        )
+    if config.samples_held_out and config.evaluation.enabled:
+        return
+    if config.evaluation.samples is not None:
+        raise ValueError("evaluation: samples has no effect without a reward that grades them.")
+    for option in ("top_k", "top_p", "min_p"):
+        if getattr(config.sampling, option) is not None:
+            raise ValueError(f"sampling: {option} has no effect if nothing is sampled.")
+    if config.sampling.denoising != DenoisingOptions():
+        raise ValueError("sampling: denoising has no effect if nothing is sampled.")
+
+
+def check_reference(config: Any, recipe: Any) -> None:
+    """Raises ValueError for a reference, or stored scores of one, that a recipe does not read."""
+    if config.reference is not None and not recipe.needs.uses_reference:
+        raise ValueError(f"config: reference has no effect: recipe {recipe.name!r} reads none.")
+    if config.reference_logp is not None:
+        _check_stored(config, recipe)
+    moves = recipe.needs.moves_reference
+    if config.reference is not None and moves and config.lora.rank is not None:
+        raise ValueError(
+            f"config: reference has no effect on {recipe.name!r} with an adapter, since its "
+            "moving reference is an adapter as well."
+        )
+
+
+def _check_stored(config: Any, recipe: Any) -> None:
+    """Raises ValueError unless a frozen reference reads responses that the data have."""
+    because, needs = None, recipe.needs
+    if "ref_logp" not in needs.fields:
+        because = f"recipe {recipe.name!r} reads none"
+    elif needs.moves_reference:
+        because = f"the reference of recipe {recipe.name!r} moves"
+    elif needs.likelihood is not None:
+        because = f"the likelihood of recipe {recipe.name!r} depends on the masks of a batch"
+    elif not config.offline:
+        because = f"recipe {recipe.name!r} samples its responses"
+    elif needs_of(recipe.collector).sends_text:
+        because = f"the prompts of recipe {recipe.name!r} change with each batch"
+    if because is not None:
+        raise ValueError(f"config: reference_logp has no effect: {because}.")
+    if Path(str(config.reference_logp)).suffix != ".npz":
+        raise ValueError(f"config: reference_logp must end in .npz; got {config.reference_logp!r}.")

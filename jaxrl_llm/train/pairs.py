@@ -84,7 +84,7 @@ def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) 
 
     def score(batch: Batch) -> ScoredItems:
         batch = place_rows(experiment, batch, count=len(experiment.held_out))
-        ref_logp = logp_of(reference, batch) if recipe.uses_reference else None
+        ref_logp = logp_of(reference, batch) if recipe.needs.uses_reference else None
         return scored_items(recipe, logp_of(params, batch), ref_logp, batch)
 
     return score
@@ -118,11 +118,11 @@ def evaluate_pairs(
     batches = experiment.offline_batches(experiment.held_out, experiment.train)
     for number, read in enumerate(batches):
         places, batch, collected, part = read
-        if isinstance(experiment.recipe.likelihood, Likelihood):
+        if isinstance(experiment.recipe.needs.likelihood, Likelihood):
             batch = _masked(experiment, read, number)
         if experiment.references is not None:
             batch = experiment.references.attach(batch)
-        if experiment.recipe.head == "step":  # attaches their labels
+        if experiment.recipe.needs.head == "step":  # attaches their labels
             batch = attach_fields(
                 batch,
                 experiment.recipe,
@@ -158,7 +158,7 @@ def evaluate_pairs(
     group_size = experiment.config.sampling.group_size
     width = width_of(experiment.collector, group_size)
     result = accuracy(values, where)._replace(samples=width, failed=0)
-    if not experiment.recipe.head:
+    if not experiment.recipe.needs.head:
         return result
     pairs = np.concatenate([_pairs(x) for x in rows.values()])
     seen = diagnostics.pair_calibration(pairs[:, 0], pairs[:, 1])

@@ -227,7 +227,7 @@ class Meter:
       devices: Number of devices that train.
       epochs: Passes over a batch.
       shared_prefix_len, frozen: See the module.
-      forward_only: Whether batches are of a population, which has no backward pass.
+      samples_members: Whether batches are of a population, which has no backward pass.
       likelihood: The recipe's, for a model that denoises.
     """
 
@@ -240,7 +240,7 @@ class Meter:
         epochs: int = 1,
         shared_prefix_len: int = 0,
         frozen: bool = False,
-        forward_only: bool = False,
+        samples_members: bool = False,
         likelihood: Likelihood | FlowLikelihood | None = None,
     ):
         self._size, self._epochs = model_size(model), epochs
@@ -248,7 +248,7 @@ class Meter:
             self._size = None
         self._passes = likelihood.passes if isinstance(likelihood, Likelihood) else None
         self._shared_prefix_len = shared_prefix_len
-        self._frozen, self._forward_only = frozen, forward_only
+        self._frozen, self._samples_members = frozen, samples_members
         self.peak = None if peak_flops is None else peak_flops * devices
         self._product: Callable[[], float] | None = None
         self._source = f"as configured for each of {devices}"
@@ -280,14 +280,14 @@ class Meter:
         prompts = np.asarray(batch.prompt_mask).sum(-1)
         mask = np.asarray(batch.mask) & np.asarray(batch.where)[..., None]
         responses = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum(-1)
-        readers = responses.shape[1] if self._forward_only else 1
+        readers = responses.shape[1] if self._samples_members else 1
         once = prompts.sum() - self._shared_prefix_len * (prompts.size - 1)
         tokens = float(readers * once + responses.sum())
         busy = seconds["wait"] + seconds["score"] + seconds["train"]
         values = {"unique_tokens": tokens, "unique_tokens_per_second": tokens / max(busy, 1e-9)}
         if self._size is None:
             return values
-        if self._forward_only:
+        if self._samples_members:
             flops = population_flops(
                 prompts, responses, size=self._size, shared_prefix_len=self._shared_prefix_len
             )

@@ -1,7 +1,8 @@
 """The rewards that a method is defined for: their range, and whether they are 0 and 1 alone."""
 
+import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from jaxrl_llm.core import functions_of, traits_of
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import collector_parts
 from jaxrl_llm.data.questions import Question
+from jaxrl_llm.recipes import PRESETS
+from jaxrl_llm.recipes.catalog import preset
 
 # Parts of a reward that add up in float32 may miss a bound by a rounding.
 _ROUNDING = 1e-6
@@ -53,11 +56,8 @@ def reward_values(recipe: Any) -> RewardValues:
     held = [option for part in parts for option in getattr(part, "__dict__", {}).values()]
     ranges = [each.reward_range for each in (*parts, *held) if hasattr(each, "reward_range")]
     options = [option for option in held if callable(option)]
-    rules: Iterator[Any] = iter(options)
-    if not recipe.forward_only:
-        ranges.append(recipe.reward_range)
-        slots = (recipe.advantage, recipe.curation)
-        rules = iter([*options, *(x for slot in slots if slot for x in functions_of(slot))])
+    ranges.append(recipe.needs.reward_range)
+    rules = (*options, *recipe.needs.reward_functions)
     binary = next((rule for rule in rules if traits_of(rule).binary_rewards), None)
     if binary is not None:
         ranges.append((0.0, 1.0))
@@ -96,4 +96,30 @@ def check_rewards(recipe: Any, rewards: np.ndarray, questions: Sequence[Question
     raise ValueError(
         f"recipe {recipe.name!r} is only defined for {values}; prompt "
         f"{questions[row].prompt.name!r} has a reward of {rewards[row, place]:g}."
+    )
+
+
+def check_weights(config: Any, recipe: Any) -> None:
+    """Raises ValueError if a recipe reads no weights, and the reward has some."""
+    weights = getattr(config.reward, "weights_of_sum", None) or {}
+    if "reward_components" not in recipe.needs.fields:
+        return
+    if recipe.name not in PRESETS or all(weight == 1 for weight in weights.values()):
+        return
+    functions = [getattr(x, "function", x) for x in functions_of(recipe.advantage)]
+    options = [dict(getattr(function, "options", ())) for function in functions]
+    left_out = any(bound.get("weights", weights) is None for bound in options)
+    length = config.sampling.max_new_tokens
+    if not left_out and recipe != preset(recipe.name, length=length):
+        return  # it may have weights of its own
+    known = inspect.signature(PRESETS[recipe.name]).parameters
+    by_name = {f"{name}_weight": weight for name, weight in weights.items()}
+    takes = ", ".join(f"{name}={x:g}" for name, x in by_name.items() if name in known)
+    if "weights" in known:
+        pairs = ", ".join(f"({name!r}, {weight:g})" for name, weight in weights.items())
+        takes = f"weights=({pairs})"
+    remedy = f"give them to jr.recipes.{recipe.name}({takes}), or " if takes else ""
+    raise ValueError(
+        f"config: recipe {recipe.name!r} reads each reward apart, and not the weights of "
+        f"{config.reward!r}; {remedy}make them 1."
     )

@@ -157,15 +157,15 @@ def collect_rollouts(
     next_state = _next_state(experiment.collector, state_before, collected.state)
     start, sampled = time.perf_counter(), collected.seconds["sample"]
     begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
-    if recipe.likelihood is None:
+    if recipe.needs.likelihood is None:
         collected = collected._replace(rollout=trim(collected.rollout, least=MIN_SAVED))
     else:  # a denoiser sees all cells of a response, including those after its end
         collected = with_width(collected, config.sampling.max_new_tokens)
     batch = _graded_batch(experiment, collected)
-    if recipe.forward_only:  # without its broken members
+    if recipe.needs.drops_failed:  # a population without its broken members
         collected = collected._replace(where=np.asarray(batch.where))
     batch = _with_host_scores(experiment, collected, batch)
-    if not recipe.forward_only:
+    if recipe.needs.reads_extras:
         collected, batch = _with_fields(
             experiment, collected, batch, params, key, number=number, subagent=player
         )
@@ -178,7 +178,7 @@ def collect_rollouts(
     baselines = seconds["sample"] - sampled
     seconds["reward"] += time.perf_counter() - start - baselines
     ages = None  # of a reference that samples: when it last moved is not recorded
-    if recipe.sampled_by == "policy":
+    if recipe.needs.sampled_by == "policy":
         ages = number - np.asarray(collected.rollout.version)
     metrics = rollout_metrics(collected, collected.rollout, ages=ages, reward=config.reward)
     metrics |= task_metrics(recipe, collected)
@@ -229,15 +229,16 @@ def _graded_batch(experiment: Experiment, collected: Collected) -> Batch:
         collected.questions,
         where=collected.where,
         vocab_size=experiment.model.config.vocab_size,
-        drop_failed=recipe.forward_only,
+        drop_failed=recipe.needs.drops_failed,
         known=collected.known,
     )
     extras = dict(batch.extras)
     known = extras.pop("behavior_known", None)
     if known is not None:  # texts are compared with no policy
         known = known[batch.mask & (collected.roles != TEXT)[..., None]]
-    nobody = known is not None and not known.any() and not recipe.reads_behavior
-    if nobody or (recipe.likelihood is not None and recipe.likelihood.draws):
+    likelihood, reads = recipe.needs.likelihood, recipe.needs.reads_behavior
+    nobody = known is not None and not known.any() and not reads
+    if nobody or (likelihood is not None and likelihood.draws):
         # No behavior_logp is known, or what sampled has none: nothing to compare.
         return batch.replace(behavior_logp=None, extras=extras)
     return batch.replace(extras=extras) if known is not None and known.all() else batch
@@ -503,7 +504,7 @@ def _play_collector(
     # The noise of a population is drawn from the run's key itself.
     run_key, key = key, jax.random.fold_in(key, number)
     params = experiment.behavior_params(params)
-    group_size = sampling.group_size * (recipe.tries if recipe.forward_only else 1)
+    group_size = sampling.group_size * recipe.needs.tries
     episodes = None
     if config.environment is not None:
         episodes = experiment.episodes((number,), subagent, trains=True)
@@ -551,7 +552,7 @@ def _play_collector(
         pad_id=experiment.tokenizer.pad_id,
         rows=experiment.rows,
     )
-    if recipe.forward_only:
+    if recipe.needs.keeps_places:
         _check_members(experiment, collected, group_size)
     if isinstance(params, Halves):
         collected = with_roles(collected, recipe.sampled_by, group_size)
@@ -604,7 +605,7 @@ def _batch_sampler(
             rollout = sample_halves(
                 sampler, params, recipe.sampled_by, key, prompts, request_ids=ids, version=version
             )
-        elif not recipe.forward_only:
+        elif not recipe.needs.samples_members:
             rollout = sampler(params, key, prompts, request_ids=ids, version=version)
         elif np.array_equal(ids.reshape(-1), np.arange(ids.size)):
             rollout = sampler(params, run_key, prompts, version=version)
@@ -673,7 +674,7 @@ def may_start(number: int, version: int, *, max_staleness: int) -> bool:
 
 def sampling_params(experiment: Experiment, state: TrainState) -> ArrayTree:
     """The parameters that sample, of the kind of ``state.params``."""
-    by_reference = experiment.recipe.sampled_by == "reference"  # one that moves
+    by_reference = experiment.recipe.needs.sampled_by == "reference"  # one that moves
     return state.reference_params if by_reference else state.params
 
 

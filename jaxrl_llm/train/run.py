@@ -75,16 +75,16 @@ class Run:
         self.config, self.clock, self.interrupt = experiment.config, Clock(), Interrupt()
         recipe = experiment.recipe
         # Members that answer one prompt each share no prefix.
-        alone = recipe.forward_only and not recipe.shared
+        shares = recipe.needs.shares_prefix
         self._meter = Meter(
             experiment.model,
             peak_flops=self.config.report.peak_flops,
             devices=1 if experiment.mesh is None else experiment.mesh.size,
             epochs=self.config.passes.epochs,
-            shared_prefix_len=0 if alone else experiment.shared_prefix_len,
+            shared_prefix_len=experiment.shared_prefix_len if shares else 0,
             frozen=self.config.lora.rank is not None,
-            forward_only=recipe.forward_only,
-            likelihood=recipe.likelihood,
+            samples_members=recipe.needs.samples_members,
+            likelihood=recipe.needs.likelihood,
         )
         # Before the folder has the new settings: a kill in between leaves no score of the old ones.
         best = self.config.checkpoint.best or "sampled"  # which all of the settings decide
@@ -211,7 +211,7 @@ class Run:
         """
         step = int(self.state.step)
         if self._evaluates_start() and step < self.config.steps:
-            if not self.folder.accuracy_at(step) and not self.experiment.recipe.forward_only:
+            if not self.folder.accuracy_at(step) and self.experiment.recipe.needs.sums_gradients:
                 self._prepare()
             self.evaluate()
 
@@ -263,7 +263,7 @@ class Run:
         state, results, rows = self.state, {}, []
         # Training itself refuses such responses of a policy, but not broken members of a
         # population, and it samples none where the data have them.
-        goes_on = self.experiment.recipe.forward_only or self.config.offline
+        goes_on = self.experiment.recipe.needs.drops_failed or self.config.offline
         if self.config.samples_held_out:
             results, rows = self.experiment.evaluate(
                 state.policy,
@@ -278,9 +278,9 @@ class Run:
             def score(batch: Batch) -> ScoredItems:
                 scored, _ = self.algorithm.score(batch)
                 recipe, ref_logp = self.experiment.recipe, None
-                if recipe.uses_reference:
+                if recipe.needs.uses_reference:
                     ref_logp = scored.ref_logp  # of a frozen one
-                    if recipe.reference is not None:
+                    if recipe.needs.moves_reference:
                         ref_logp = self._logp(state.reference_policy, scored)
                 return scored_items(recipe, self._logp(state.policy, scored), ref_logp, scored)
 
@@ -346,11 +346,10 @@ class Run:
 
         Steps in which the critic trains alone do not count, nor a method that trains no weights.
         """
-        recipe = self.experiment.recipe
-        scales = recipe.computed_from("batch", "update")
-        warmup = recipe.critic.warmup if recipe.critic is not None else 0
+        recipe, needs = self.experiment.recipe, self.experiment.recipe.needs
+        scales = needs.computed_from("batch", "update")
         gates = UPDATE_SCALE in scales and recipe.trains_weights
-        if not gates or step <= warmup or not values.get("withheld") or values["updates"]:
+        if not gates or step <= needs.waits or not values.get("withheld") or values["updates"]:
             self._all_withheld = 0
             return
         self._all_withheld += 1

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from jaxrl_llm.core import accepted, functions_of, traits_of
+from jaxrl_llm.core import accepted, traits_of
 from jaxrl_llm.curation.collectors.needs import needs_of, reads_all_of_rows
 from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
@@ -110,7 +110,7 @@ def check_data(
     checked only for a run that ``trains``, so a policy of before can still be evaluated.
     """
     other_text = needs_of(recipe.collector).sends_text
-    other_text = other_text or recipe.computed_from("responses")
+    other_text = other_text or recipe.needs.computed_from("responses")
     several = next((prompt for prompt in prompts if prompt.messages is not None), None)
     if several is not None and (other_text or config.environment is not None):
         raise ValueError(
@@ -122,7 +122,7 @@ def check_data(
         _check_text_column(config, recipe, itertools.chain(prompts, held_out))
     _warn_of_evaluation_text(config, recipe)
     rows = [Question(prompt, []) for prompt in prompts]
-    if not recipe.forward_only:
+    if recipe.needs.reads_extras:
         check_fields(recipe, rows, environment=config.environment is not None)
     if trains:
         _check_tasks(recipe, prompts)
@@ -144,13 +144,13 @@ def check_data(
             others = [Question(prompt, []) for prompt in held_out]
             with _named(recipe):
                 part.check_rows(DataRows(others))
-            if recipe.head == "step":  # whose evaluation reads the labels
+            if recipe.needs.head == "step":  # whose evaluation reads the labels
                 check_fields(recipe, others)
 
 
 def _check_tasks(recipe: Any, prompts: Sequence[Prompt]) -> None:
     """Raises ValueError if no prompt is of a task of the recipe, which would never train."""
-    for function in recipe.computed_from("responses").values():
+    for function in recipe.needs.computed_from("responses").values():
         tasks = getattr(function, "tasks", ())
         there = {function.task_of(prompt.metadata) for prompt in prompts} if tasks else set()
         if absent := [task for place, task in enumerate(tasks) if place not in there]:
@@ -174,7 +174,7 @@ def check_classes(recipe: Any, encoder: TextEncoder) -> None:
 
     It is read where a response ends, so training it would move where the policy stops.
     """
-    for function in recipe.computed_from("policy").values():
+    for function in recipe.needs.computed_from("policy").values():
         if (option := traits_of(function).class_ids) is None:
             continue
         bound = dict(getattr(function, "options", ()))
@@ -190,13 +190,14 @@ def check_classes(recipe: Any, encoder: TextEncoder) -> None:
 
 def why_no_rewrites(config: TrainConfig, recipe: Any, model: Model, teacher: Any = None) -> str:
     """Why a run cannot train on episodes whose earlier turns are rewritten; empty where it can."""
+    needs = recipe.needs
     if not model.reads_trees:
         return "the model, whose reads_trees is False as with linear attention, cannot read that"
     if isinstance(teacher, Teacher) and not teacher.model.reads_trees:
         return "the teacher, whose reads_trees is False as with linear attention, cannot read that"
     if teacher is not None and not isinstance(teacher, Teacher):
         return "the teacher reads a response as one text; use a model as the teacher"
-    if "answer_logp" in recipe.required_fields or recipe.computed_from("last_visit"):
+    if "answer_logp" in needs.fields or needs.computed_from("last_visit"):
         return f"recipe {recipe.name!r} cannot read that"
     if config.tokens_per_microbatch is not None:
         return "tokens_per_microbatch cannot be used with that; use microbatches"
@@ -277,9 +278,9 @@ def warn_of_rewrites(
 
 def warn_of_warmup(config: TrainConfig, recipe: Any) -> None:
     """Warns if a run ends before its policy trains, or a collector or its help has an effect."""
-    if (critic := recipe.critic) is not None and critic.warmup >= config.steps:
+    if (waits := recipe.needs.waits) >= config.steps:
         warnings.warn(
-            f"config: the critic of {recipe.name!r} trains alone in the first {critic.warmup} "
+            f"config: the critic of {recipe.name!r} trains alone in the first {waits} "
             f"steps, and the run has {config.steps}, so the policy does not train; set a smaller "
             "warmup of the critic (critic_warmup of a preset), or more steps.",
             stacklevel=2,
@@ -300,11 +301,11 @@ def warn_of_warmup(config: TrainConfig, recipe: Any) -> None:
 
 def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
     """Warns if a batch has one update, in which a part of the recipe has no effect."""
-    if recipe.forward_only or not recipe.needs_updates:
+    if not recipe.needs.needs_updates:
         return
     if config.passes.updates > 1 or recipe.turn_updates is not None:
         return
-    if config.samples_off_policy and not recipe.reads_behavior:
+    if config.samples_off_policy and not recipe.needs.reads_behavior:
         return  # the ratio is to the policy that sampled, which differs
     warnings.warn(
         f"config: {recipe.name!r} makes one update on a batch, where its own term, or its distance "
@@ -316,10 +317,8 @@ def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
 
 def warn_of_length(config: TrainConfig, recipe: Any) -> None:
     """Warns if a penalty of long responses begins beyond the longest one of a run."""
-    if recipe.forward_only:
-        return
     most = config.sampling.max_new_tokens
-    for function in functions_of(recipe.advantage):
+    for function in recipe.needs.reward_functions:
         if getattr(function, "function", None) is not overlong_rewards:
             continue
         options = dict(getattr(function, "options", ()))
@@ -359,7 +358,7 @@ def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> i
     if config.environment is not None:
         return _prompt_length(config, model, _OBSERVATION_ROOM)
     sends = needs_of(recipe.collector).sends_text
-    teaches = recipe.has_teacher and not recipe.learns_from_model
+    teaches = recipe.needs.has_teacher and not recipe.needs.learns_from_model
     if wanted is not None and not sends and not teaches:
         raise ValueError(
             f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "

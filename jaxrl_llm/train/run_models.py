@@ -125,20 +125,21 @@ def open_trained(config: TrainConfig, recipe: Any, mesh, sampler_mesh) -> Opened
 
 def is_named(config: TrainConfig, recipe: Any) -> bool:
     """Whether the policy's parameters are those of a named model, without any others."""
-    return isinstance(config.model, str) and config.lora.rank is None and not recipe.head
+    return isinstance(config.model, str) and config.lora.rank is None and not recipe.needs.head
 
 
 def with_trained(
     config: TrainConfig, recipe: Any, model: Model, params: ArrayTree, *, mesh=None
 ) -> tuple[Model, ArrayTree]:
     """The model and parameters with the adapter and the head that a run trains, if any."""
-    if model.velocity is not None and (recipe.head or config.lora.rank is not None):
-        what = f"recipe {recipe.name!r} trains a head" if recipe.head else "lora adds adapters"
+    head = recipe.needs.head
+    if model.velocity is not None and (head or config.lora.rank is not None):
+        what = f"recipe {recipe.name!r} trains a head" if head else "lora adds adapters"
         raise ValueError(f"config: {what}, which a flow model does not have.")
-    if recipe.head and isinstance(config.model, str):
+    if head and isinstance(config.model, str):
         model, params = without_output(model, params)
     model, params = with_adapter(model, params, config.lora, mesh=mesh)
-    if not recipe.head:
+    if not head:
         return model, params
     return with_head(model, params, key=head_key(config), mesh=mesh)
 
@@ -181,9 +182,10 @@ def holds_reference(config: TrainConfig, recipe: Any) -> bool:
     If the reference's log-probabilities are stored, only ``kl_ref_logp``, which depends on the
     other rows of a batch, and other statistics of the reference need its parameters.
     """
-    if not recipe.uses_reference or config.reference_logp is None:
-        return recipe.uses_reference
-    return "kl_ref_logp" in recipe.required_fields or bool(recipe.computed_from("reference"))
+    needs = recipe.needs
+    if not needs.uses_reference or config.reference_logp is None:
+        return needs.uses_reference
+    return "kl_ref_logp" in needs.fields or bool(needs.computed_from("reference"))
 
 
 def load_teacher(
@@ -323,7 +325,7 @@ def load_subagent(
     Raises:
       ValueError: If a question and an answer exceed the context of the model.
     """
-    if recipe.subagent is None:
+    if recipe.needs.subagent is None:
         return None
     options, sampling = config.subagent, config.sampling
     if options.model is not None:

@@ -14,7 +14,7 @@ from jaxrl_llm.data.rendering import make_renderer, response_ends
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.models.denoising import is_causal
 from jaxrl_llm.models.mixture import mix_models
-from jaxrl_llm.models.protocol import Model, check_rounds
+from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import (
     DenoisingOptions,
     make_denoising_sampler,
@@ -145,7 +145,7 @@ def make_samplers(
     check_denoising(config, recipe, model)
     # The model that samples rollouts; evaluations and baselines use the policy alone.
     behavior = model
-    if isinstance(teacher, Teacher) and recipe.teacher_mixture:
+    if isinstance(teacher, Teacher) and recipe.needs.teacher_mixture:
         _check_mixture(config)
         behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
     check_replay(config, behavior)
@@ -163,7 +163,7 @@ def make_samplers(
     greedy = baseline = sampler(model, mesh=mesh, group_size=1, greedy=True)
     if sampler_mesh is not None:
         baseline = sampler(model, mesh=sampler_mesh, group_size=1, greedy=True)
-    if recipe.forward_only:
+    if recipe.needs.samples_members:
         filtered = recipe.temperature > 0
         rollouts = make_population(
             model,
@@ -187,7 +187,7 @@ def make_samplers(
     samples = config.evaluation.samples or group_size
     same = behavior is model and sampler_mesh is None and samples == width
     # A program that takes rounded weights does not take those of an evaluation.
-    if same and not (recipe.forward_only or is_flow or config.rounds_rollouts):
+    if same and not (recipe.needs.samples_members or is_flow or config.rounds_rollouts):
         sampled = rollouts
     else:
         sampled = sampler(model, mesh=mesh, group_size=samples, greedy=is_flow)
@@ -272,19 +272,6 @@ def check_replay(config: TrainConfig, behavior: Model) -> None:
         raise ValueError(f"config: router_replay has no effect: {what} records no experts.")
 
 
-def check_rounding(config: TrainConfig, model: Model) -> None:
-    """Raises if the policy is to be rounded where it samples, and its model cannot be.
-
-    It is not called where nothing trains, so evaluations need neither such a model nor qwix.
-    """
-    if (mode := config.sampler_quantization) is None:
-        return
-    function = "sampling: quantization"
-    if config.sampling.quantization is None:
-        function = f"recipe {config.resolved_recipe.name!r}: sampler_quantization"
-    check_rounds(function, model, mode)
-
-
 def _check_mixture(config: TrainConfig) -> None:
     """Raises ValueError for a run in which a teacher cannot sample with the policy."""
     if config.environment is not None:
@@ -316,7 +303,7 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
                 f"recipe {recipe.name!r}: its collector fixes tokens of a response, which needs a "
                 "denoising model (causal=False)."
             )
-        if not recipe.forward_only and recipe.likelihood is not None:
+        if recipe.needs.likelihood is not None:
             scorer_of(recipe, model)  # refuses the model before its weights are read
         return
     if needs.mixes_texts:
@@ -328,9 +315,10 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
     for name in ("top_k", "top_p", "min_p", "slots"):
         if getattr(sampling, name) is not None:
             raise ValueError(f"sampling: {name} has no effect with a denoising model.")
-    if not recipe.forward_only:
+    if recipe.needs.reads_logp:
         scorer_of(recipe, model, temperature=sampling.temperature)
-    flow = recipe.likelihood if isinstance(recipe.likelihood, FlowLikelihood) else None
+    likelihood = recipe.needs.likelihood
+    flow = likelihood if isinstance(likelihood, FlowLikelihood) else None
     begins_alike = flow is None or not (flow.splits or flow.text_length(sampling.max_new_tokens))
     if needs.draft_steps is not None and not begins_alike:
         raise ValueError(
@@ -357,6 +345,7 @@ def check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
             f"recipe {recipe.name!r}: a flow model trains on trajectories, which the responses of "
             "the data do not have."
         )
-    if recipe.forward_only or config.asynchrony.max_staleness:
-        what = "an evolution recipe" if recipe.forward_only else "rollouts ahead of their step"
+    members = recipe.needs.samples_members
+    if members or config.asynchrony.max_staleness:
+        what = "an evolution recipe" if members else "rollouts ahead of their step"
         raise ValueError(f"config: a denoising model cannot train with {what}.")

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime.files import with_home
@@ -20,7 +19,8 @@ from jaxrl_llm.models.lora import Adapted
 from jaxrl_llm.models.sharding import AXES, batch_shards
 from jaxrl_llm.rollout.sampler import bucket_of, count_shared_prefix
 from jaxrl_llm.train.algorithm import Algorithm
-from jaxrl_llm.train.batches import Passes, check_group_fits, check_reads_rows
+from jaxrl_llm.train.algorithms import algorithm_of
+from jaxrl_llm.train.batches import check_group_fits, check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.config_text import config_text
 from jaxrl_llm.train.checkpoint.serialization import (
@@ -31,15 +31,15 @@ from jaxrl_llm.train.checkpoint.serialization import (
 )
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
-from jaxrl_llm.train.evolution import make_evolution, moving_only
+from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.experiment import Experiment
 from jaxrl_llm.train.halves import has_halves
 from jaxrl_llm.train.left_out import LeftOut, fitted, gradable
 from jaxrl_llm.train.mesh import MeshConfig, load_meshes, replicated, sampling_mesh
 from jaxrl_llm.train.offline import ReferenceLogp, reference_logp
-from jaxrl_llm.train.optimizer import at_updates, make_optimizer, make_schedule, policy_optimizer
+from jaxrl_llm.train.optimizer import at_updates, make_optimizer, policy_optimizer
 from jaxrl_llm.train.pairs import make_logp, place_rows
-from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
+from jaxrl_llm.train.rounding import check_rounded_model
 from jaxrl_llm.train.run_data import (
     check_classes,
     check_data,
@@ -61,9 +61,9 @@ from jaxrl_llm.train.run_models import (
     open_trained,
     teacher_digest,
 )
-from jaxrl_llm.train.samplers import check_rounding, make_samplers
+from jaxrl_llm.train.samplers import make_samplers
 from jaxrl_llm.train.state import SubagentState, TrainState
-from jaxrl_llm.train.subagent import SubagentParts, with_subagent
+from jaxrl_llm.train.subagent import SubagentParts
 from jaxrl_llm.train.update.init import init_state
 from jaxrl_llm.train.update.part import Teacher
 
@@ -138,7 +138,7 @@ def load_experiment(
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system, cuts)
     teacher = None
     if trains:
-        check_rounding(config, model)
+        check_rounded_model(config, model)
         check_classes(recipe, encoder)
         teacher = load_teacher(config, recipe, model, train, mesh, encoder=encoder)
         warn_of_rewrites(config, recipe, model, tokenizer, teacher)
@@ -179,7 +179,7 @@ def load_experiment(
         experiment.compile_rollouts(shapes(), key)
         experiment.compile_greedy(shapes(), key)
     params = read()
-    if trains and recipe.subagent is not None:
+    if trains and recipe.needs.subagent is not None:
         subagent = load_subagent(config, recipe, model, params, tokenizer, mesh)
         experiment = dataclasses.replace(experiment, subagent=subagent)
     return experiment, params
@@ -215,49 +215,6 @@ def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
     )
 
 
-def make_algorithm(
-    experiment: Experiment,
-    optimizer: optax.GradientTransformation,
-    critic_optimizer: optax.GradientTransformation | None,
-    reference: ArrayTree | None,
-) -> Algorithm:
-    """The algorithm that trains the recipe of an experiment."""
-    config, recipe, sampler = experiment.config, experiment.recipe, experiment.samplers.rollouts
-    if recipe.forward_only:
-        return make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
-    options = StepOptions(
-        passes=config.passes,
-        temperature=config.sampling.temperature,
-        remat=config.remat,
-        shared_prefix_len=experiment.shared_prefix_len,
-        packing=config.packing,
-        stale=config.samples_off_policy,
-        mesh=experiment.mesh,
-        learning_rate=make_schedule(policy_optimizer(config), updates=config.passes.updates),
-        tokens_per_microbatch=config.tokens_per_microbatch,
-        steps=config.steps,
-    )
-    main = make_policy_gradient(
-        experiment.model,
-        recipe,
-        optimizer,
-        sampler,
-        options=options,
-        critic_optimizer=critic_optimizer,
-        reference=reference,
-        teacher=experiment.teacher if isinstance(experiment.teacher, Teacher) else None,
-    )
-    if (parts := experiment.subagent) is None:
-        return main
-    passes = Passes(microbatches=config.microbatches)
-    options = options._replace(passes=passes, shared_prefix_len=0)
-    method, of_subagent = recipe.subagent.recipe, make_optimizer(policy_optimizer(config))
-    return with_subagent(
-        main,
-        make_policy_gradient(parts.model, method, of_subagent, parts.sampler, options=options),
-    )
-
-
 def init_experiment(
     config: TrainConfig, folder: Path, *, resume: bool, allow_changed: bool = False
 ) -> tuple[Experiment, Algorithm, Checkpoints, TrainState]:
@@ -275,9 +232,9 @@ def init_experiment(
     recipe, updates = experiment.recipe, config.passes.updates
     base = params.base if isinstance(params, Adapted) else params
     start = None
-    if recipe.uses_reference:
+    if recipe.needs.uses_reference:
         start = load_reference(config, experiment.model, params, experiment.mesh)
-    reference = start if recipe.reference is None else None  # one that moves is in the state
+    reference = None if recipe.needs.moves_reference else start  # one that moves is in the state
     fingerprint = _fingerprint(experiment, params, reference)
     if config.reference_logp is not None:
         experiment = dataclasses.replace(experiment, references=score_data(experiment, reference))
@@ -292,7 +249,7 @@ def init_experiment(
         critic_optimizer = make_optimizer(config.critic_optimizer, updates=count)
         heads = recipe.second_model.heads
         critic = init_critic(experiment.model, base, heads=heads, key=head_key(config))
-    algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
+    algorithm = algorithm_of(experiment, optimizer, critic_optimizer, reference)
     checkpoints = Checkpoints(
         folder,
         model=experiment.model,
@@ -315,7 +272,7 @@ def init_experiment(
         critic=critic,
         critic_optimizer=critic_optimizer,
         output_shape=jax.eval_shape(experiment.model.output_matrix, base).shape,
-        reference=None if recipe.reference is None or config.reference is None else start,
+        reference=None if config.reference is None or not recipe.needs.moves_reference else start,
     )
     if experiment.subagent is not None:
         own = _subagent_state(experiment, experiment.subagent, optimizer)

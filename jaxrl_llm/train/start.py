@@ -1,6 +1,7 @@
 """The policy that an earlier run left, as the start of another."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,3 +67,14 @@ def _stored(x) -> jax.ShapeDtypeStruct | np.ndarray:
     if isinstance(sharding, jax.sharding.NamedSharding):
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
     return np.empty(x.shape, dtype)
+
+
+def check_start(config: Any) -> None:
+    """Raises ValueError for a run that would start from itself."""
+    if config.init_from is None:
+        return
+    start, run = (with_home(x).absolute() for x in (config.init_from, config.run_dir))
+    if run in (start, *start.parents):
+        raise ValueError(
+            f"config: init_from {config.init_from!r} must be another run than run_dir."
+        )

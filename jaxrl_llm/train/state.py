@@ -7,6 +7,7 @@ import jax
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.lora import merge_adapter
+from jaxrl_llm.recipes.needs import is_recipe
 from jaxrl_llm.regularizers import Anchored, Iterates, StoredPolicies
 from jaxrl_llm.train.moving import adapter_of
 
@@ -112,7 +113,7 @@ def _is_nothing(x: ArrayTree) -> bool:
 
 def check_step_parts(function: str, recipe: Any, optimizer: Any) -> None:
     """Raises TypeError unless there is a recipe, and an optimizer of optax."""
-    if not hasattr(recipe, "forward_only"):  # of every kind of recipe
+    if not is_recipe(recipe):
         what = f"a Recipe, such as jr.recipes.grpo(); got {recipe!r}"
         raise TypeError(f"{function}: recipe must be {what}.")
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):

@@ -210,3 +210,21 @@ def with_subagent(main: Algorithm, subagent: Algorithm) -> Algorithm:
         return after.with_parts(subagent=state.subagent)
 
     return Algorithm(main.sampler, score, step, inspect, pass_over=pass_over)
+
+
+def check_subagent(config: Any, recipe: Any) -> None:
+    """Raises ValueError unless the options of a subagent have an effect."""
+    if recipe.needs.subagent is None:
+        if config.subagent != type(config.subagent)():
+            raise ValueError(f"config: subagent has no effect: recipe {recipe.name!r} has none.")
+        return
+    if config.environment is None:
+        raise ValueError(
+            f"config: recipe {recipe.name!r} trains a subagent, which an environment asks; set "
+            "config.environment."
+        )
+    if config.lora.rank is not None:
+        raise ValueError(
+            f"lora: recipe {recipe.name!r} trains all weights of its two policies; leave out "
+            "the rank."
+        )

@@ -741,3 +741,25 @@ def from_name(teacher: str) -> Callable | TokenTeacher | str:
     if teacher.startswith(("http://", "https://")):
         return ServerTeacher(teacher)
     return StoredTeacher(teacher) if teacher.endswith(".npz") else teacher
+
+
+def check_teaching(config: Any, recipe: Any) -> None:
+    """Raises ValueError unless there is a teacher just where a recipe learns from one."""
+    learns = recipe.needs.learns_from_model
+    if config.teacher is None:
+        if learns:
+            raise ValueError(
+                f"config: recipe {recipe.name!r} needs a teacher; set teacher to a model, the "
+                "address of a token server or stored scores."
+            )
+        return
+    if not learns:
+        what = "is its own teacher" if recipe.needs.has_teacher else "learns from none"
+        raise ValueError(f"config: teacher has no effect: recipe {recipe.name!r} {what}.")
+    if not (isinstance(config.teacher, str) or callable(config.teacher)) and not any(
+        hasattr(config.teacher, name) for name in ("score", "spans")
+    ):
+        raise TypeError(
+            "config: teacher must be a name, a function that returns (model, params, "
+            f"tokenizer), or have a method score; got {config.teacher!r}."
+        )

@@ -11,6 +11,7 @@ from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, EvolutionRecipe
+from jaxrl_llm.recipes.needs import RunNeeds, is_recipe
 from jaxrl_llm.train import OptimizerConfig
 
 KEY = jax.random.key(2)
@@ -159,7 +160,24 @@ def test_scores_serve_one_update_of_the_weights_they_are_of():
         recipe.check_passes(2, 1)
     with pytest.raises(ValueError, match="older rollouts cannot be used; got max_staleness 1"):
         recipe.check_staleness(1)
-    assert (recipe.critic, recipe.reference, recipe.required_fields) == (None, None, frozenset())
+
+
+def test_a_run_samples_from_members_and_does_nothing_else_for_them():
+    expected = RunNeeds(
+        samples_members=True,
+        shares_prefix=False,
+        tries=2,
+        keeps_places=True,
+        drops_failed=True,
+        sums_gradients=False,
+        reads_logp=False,
+        reads_extras=False,
+        freezes_leaves=True,
+    )
+    recipe = plain(shared=False, tries=2, temperature=1.0)
+    assert recipe.needs == pickle.loads(pickle.dumps(recipe)).needs == expected
+    assert recipe.moving({"scale": jnp.ones(2)}) == {"scale": False}
+    assert is_recipe(plain()) and not is_recipe(jr.curation.in_order())
 
 
 # Fitness

@@ -18,6 +18,7 @@ from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.data import PromptSet
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.recipes import Computed, catalog
+from jaxrl_llm.recipes.needs import RunNeeds
 from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, loop_checks, tiny_model
 from jaxrl_llm.train import DataConfig, LoRAConfig, OptimizerConfig
 from jaxrl_llm.train.config import find_prompts
@@ -45,7 +46,7 @@ DESCENT = OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0)
 @pytest.mark.parametrize("name", sorted(EVERY))
 def test_the_loop_runs_a_preset_whole(name):
     recipe = catalog.preset(name, length=8, num_prompts=20)
-    if recipe.forward_only:
+    if recipe.needs.samples_members:
         # Greedy, the model of configs/tiny.py writes no letter: nobody in a population is better.
         return assert_loop_runs_whole(name)
     # As the command does. A collector acts where groups fail or agree; these on what is right.
@@ -275,7 +276,7 @@ def test_help_that_begins_after_the_run_warns():
         load_experiment(dataclasses.replace(config, recipe=recipe))
     for warmup in (None, optax.constant_schedule(1.0), 10_000):  # of other things
         own = SimpleNamespace(policy=SimpleNamespace(warmup=warmup))
-        warn_of_warmup(config, SimpleNamespace(collector=own, critic=None))
+        warn_of_warmup(config, SimpleNamespace(collector=own, needs=RunNeeds()))
 
 
 @for_each(

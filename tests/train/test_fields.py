@@ -315,7 +315,7 @@ def test_a_run_brings_what_every_preset_needs():
     rows = questions(prior=[0.5, 0.5], demonstration=["ab", "a"])
     for name in (x.preset for x in catalog.CATALOG if x.preset):
         recipe = catalog.preset(name, length=8, num_prompts=P)
-        if not recipe.forward_only:
+        if recipe.needs.reads_extras:
             check_fields(recipe, rows, environment=needs_environment(recipe))
 
 

@@ -178,7 +178,9 @@ def test_speed_of_a_population():
         flops = population_flops(
             prompts, lengths, size=model_size(model), shared_prefix_len=shared_prefix_len
         )
-        meter = Meter(model, peak_flops=1e6, shared_prefix_len=shared_prefix_len, forward_only=True)
+        meter = Meter(
+            model, peak_flops=1e6, shared_prefix_len=shared_prefix_len, samples_members=True
+        )
         # The answers are its work, so their time counts and that of scoring does not.
         assert meter(batch, seconds) == {
             "unique_tokens": tokens,

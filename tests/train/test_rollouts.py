@@ -27,6 +27,7 @@ from tiny_run import CONFIG, low_bytes, tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.data import Cursor, take
+from jaxrl_llm.recipes.needs import RunNeeds
 from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rewards.scoring import join_scores
 from jaxrl_llm.rollout import Generation
@@ -149,7 +150,7 @@ def ahead(monkeypatch, most, make, pending=(), steps=40, start=0, follows=None):
             config=config,
             sampler_mesh=None,
             collector=SimpleNamespace(follows=follows),
-            recipe=SimpleNamespace(sampled_by="policy"),
+            recipe=SimpleNamespace(needs=RunNeeds()),
             behavior=lambda params: params,
         ),
         state_of(start),
@@ -813,7 +814,7 @@ def test_responses_end_where_the_template_ends_a_turn(tmp_path, monkeypatch, rec
     masked = jr.testing.tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)[0]
     for chat, ends in ((True, (258, 257)), (False, (258,))):
         data = dataclasses.replace(CONFIG.data, chat=chat)
-        sampling = SAMPLING if recipe.forward_only else with_slots(4)
+        sampling = SAMPLING if recipe.needs.samples_members else with_slots(4)
         config = tiny_run(tmp_path, recipe=recipe, data=data, sampling=sampling, remat="full")
         sizes = {"longest": 8, "shared_prefix_len": 0}
         samplers.make_samplers(config, recipe, causal, OtherEnd(), None, None, **sizes)

@@ -91,7 +91,7 @@ def init_state(
     algo_state = trees.as_arrays(recipe.init(output_shape))
     rest = (algo_state, key, jnp.zeros((), jnp.int32))
     nothing: Any = None
-    parts = () if recipe.forward_only else parts_of(Setup(recipe=recipe, scorer=nothing))
+    parts = parts_of(Setup(recipe=recipe, scorer=nothing)) if recipe.needs.sums_gradients else ()
     if (critic, critic_optimizer) != (None, None) and not any(p.name == "critic" for p in parts):
         raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is passed.")
     if reference is not None and not any(part.name == "reference" for part in parts):
@@ -138,7 +138,7 @@ def optimizer_shardings(
     not split over ``data``: every device makes the full update from the scores, and devices
     exchange only scalars.
     """
-    place = param_shardings if recipe.forward_only else update_shardings
+    place = update_shardings if recipe.needs.sums_gradients else param_shardings
     return place(opt_state, mesh, rules)
 
 
