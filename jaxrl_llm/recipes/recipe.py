@@ -228,7 +228,7 @@ class Recipe:
             epochs=self.epochs,
             minibatches=self.minibatches,
             needs_updates=self.needs_updates,
-            waits=0 if self.critic is None else self.critic.warmup,
+            waits=max((part.steps_before_policy for part in self.parts), default=0),
             head=self.head,
             likelihood=self.likelihood,
             second_model=self.second_model,

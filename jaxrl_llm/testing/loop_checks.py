@@ -16,6 +16,7 @@ from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.diffusion import FlowLikelihood
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
+from jaxrl_llm.recipes.parts import EarlierIterations
 from jaxrl_llm.testing.model import tiny_flow_model, tiny_model, tiny_text_flow_model
 from jaxrl_llm.testing.tokenizer import ByteTokenizer
 from jaxrl_llm.train import (
@@ -323,10 +324,10 @@ def _check_memory(
     if rule is not None and every <= steps:
         moved = _differ(state.reference_params, start.reference)
         _require(moved, f"{name}: the reference did not move")
-    if recipe.subagent is not None:
+    if recipe.needs.subagent is not None:
         moved = _differ(state.subagent.params, start.subagent)
         _require(moved, f"{name}: the parameters of its subagent did not move")
-    if recipe.earlier is not None and recipe.earlier.every <= steps:
+    if (earlier := recipe.part(EarlierIterations)) is not None and earlier.value.every <= steps:
         latest = state.earlier.policies[0]
         _require(_differ(latest, start.params), f"{name}: its earlier policies did not move")
 

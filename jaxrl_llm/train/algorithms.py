@@ -61,7 +61,7 @@ def algorithm_of(
         return main
     passes = Passes(microbatches=config.microbatches)
     options = options._replace(passes=passes, shared_prefix_len=0)
-    method, of_subagent = recipe.subagent.recipe, make_optimizer(policy_optimizer(config))
+    method, of_subagent = recipe.needs.subagent.recipe, make_optimizer(policy_optimizer(config))
     return with_subagent(
         main,
         make_policy_gradient(parts.model, method, of_subagent, parts.sampler, options=options),

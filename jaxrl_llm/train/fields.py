@@ -107,7 +107,7 @@ def _axes(name: str) -> str | None:
 
 
 def needs_environment(recipe: Recipe) -> bool:
-    """Whether a recipe reads turn data of an environment, branches after turns, or has a subagent.
+    """Whether a recipe reads turn data of an environment, or branches after turns.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -116,7 +116,7 @@ def needs_environment(recipe: Recipe) -> bool:
     """
     names = host_fields(recipe) - {*_TURNS, *_PREFIXES}
     asks = needs_of(recipe.collector).environment
-    asks = asks or recipe.subagent is not None
+    asks = asks or any(part.reads_turns for part in recipe.parts)
     return asks or any(_axes(name) == "PGK" for name in names)
 
 
@@ -128,21 +128,18 @@ def check_fields(
     Reward components and an environment's turn data are known only after the first call, so they
     are checked with the first batch.
     """
-    if not environment and needs_of(recipe.collector).environment:
+    needs = needs_of(recipe.collector)
+    if not environment and needs.environment:
         raise ValueError(
             f"the collector of recipe {recipe.name!r} branches after the turns of an environment; "
             f"set config.environment, or replace the collector {recipe.collector!r}."
         )
-    if bool(recipe.text_coef) != needs_of(recipe.collector).brings_texts:
-        what = f"recipe {recipe.name!r} has text_coef {recipe.text_coef:g}"
-        if recipe.text_coef:
-            raise ValueError(
-                f"{what}, but its collector brings no texts; mix curation.plain_texts() into it, "
-                "or set text_coef to 0."
-            )
+    for part in recipe.parts:
+        part.check_collector(recipe, needs)
+    if needs.brings_texts and not any(part.trains_on_texts for part in recipe.parts):
         raise ValueError(
-            f"{what}, so it would train on the texts of {recipe.collector!r} as on responses; set "
-            "text_coef above 0, or leave them out."
+            f"recipe {recipe.name!r} has text_coef 0, so it would train on the texts of "
+            f"{recipe.collector!r} as on responses; set text_coef above 0, or leave them out."
         )
     computed = recipe.computed_from("responses")
     for function in computed.values():

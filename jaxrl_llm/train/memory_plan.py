@@ -525,14 +525,15 @@ class _Run(NamedTuple):
     def parts(self) -> int:
         """Parts of a batch that backward passes read one after the other."""
         passes = self.passes
-        if self.recipe.prm is not None:  # which learns from the whole batch in one step
+        second = self.recipe.needs.second_model
+        if second is not None and second.steps_once:
             return passes.microbatches
         return passes.minibatches * passes.accumulated
 
     @property
     def num_answers(self) -> int:
         """Rows that train the subagent."""
-        return self.config.prompts_per_step * self.group_size * self.recipe.subagent.count
+        return self.config.prompts_per_step * self.group_size * self.recipe.needs.subagent.count
 
     @property
     def answer_parts(self) -> int:
@@ -715,7 +716,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     accumulated = run.passes.accumulated
     sizes = {"gradients": _gradient_bytes(run, run.trained, accumulated)}
     if recipe.second_model is not None:  # of all its parameters, whichever the policy trains
-        summed = accumulated if recipe.prm is None else run.parts
+        summed = run.parts if recipe.second_model.steps_once else accumulated
         sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params, summed)
     if run.inputs.subagent is not None:
         of_subagent = _gradient_bytes(run, run.inputs.subagent[1], run.answer_parts)

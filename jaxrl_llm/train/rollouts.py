@@ -171,7 +171,8 @@ def collect_rollouts(
         )
     if player is not None:
         drawn, where = alignment_key(key, number), np.asarray(batch.where)
-        called = subagent_batch(recipe.subagent, collected.scores, batch.rewards, where, drawn)
+        method = recipe.needs.subagent
+        called = subagent_batch(method, collected.scores, batch.rewards, where, drawn)
         batch = batch.replace(called=called)
     rows = _shown_rows(config, collected) if number % config.samples_every == 0 else []
     seconds = dict(collected.seconds)

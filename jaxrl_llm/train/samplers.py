@@ -147,7 +147,7 @@ def make_samplers(
     behavior = model
     if isinstance(teacher, Teacher) and recipe.needs.teacher_mixture:
         _check_mixture(config)
-        behavior = mix_models(model, teacher.model, weight=recipe.teacher_mixture)
+        behavior = mix_models(model, teacher.model, weight=recipe.needs.teacher_mixture)
     check_replay(config, behavior)
     chat = config.data.chat
     sampler = partial(

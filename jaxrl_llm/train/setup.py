@@ -245,10 +245,10 @@ def init_experiment(
     optimizer = moving_only(recipe, make_optimizer(policy_optimizer(config), updates=updates))
     critic = critic_optimizer = None
     if config.critic_optimizer is not None:
-        count = 1 if recipe.prm is not None else updates  # it makes one a batch
+        second = recipe.second_model
+        count = 1 if second.steps_once else updates
         critic_optimizer = make_optimizer(config.critic_optimizer, updates=count)
-        heads = recipe.second_model.heads
-        critic = init_critic(experiment.model, base, heads=heads, key=head_key(config))
+        critic = init_critic(experiment.model, base, heads=second.heads, key=head_key(config))
     algorithm = algorithm_of(experiment, optimizer, critic_optimizer, reference)
     checkpoints = Checkpoints(
         folder,
@@ -323,7 +323,7 @@ def _subagent_state(experiment: Experiment, parts: SubagentParts, optimizer: Any
     state = init_state(
         parts.params,
         optimizer,
-        experiment.recipe.subagent.recipe,
+        experiment.recipe.needs.subagent.recipe,
         key=jax.random.key(experiment.config.seed),
         mesh=experiment.mesh,
         rules=parts.model.sharding_rules,

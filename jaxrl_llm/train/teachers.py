@@ -634,7 +634,7 @@ def check_host_teacher(recipe: Recipe, teacher: Any) -> None:
             f"config: recipe {recipe.name!r} compares spans of text; use a "
             "train.teachers.AlignedTeacher."
         )
-    if recipe.teacher_mixture:
+    if recipe.needs.teacher_mixture:
         raise ValueError(
             f"config: the teacher of recipe {recipe.name!r} samples with the policy, but "
             f"{teacher!r} cannot sample; use a model."

@@ -21,6 +21,9 @@ class RecipePart:
       reserved: Entries of the batch that come from the part alone.
       left_to_right: Whether it reads tokens from left to right, which no denoising model can have.
       takes_texts: Whether it may read rollouts that are texts, which are no responses.
+      trains_on_texts: Whether rollouts that are texts train through it; else no batch may have any.
+      reads_turns: Whether it needs the turns of an environment.
+      divides_batch: Whether it makes several optimizer steps of each batch.
       must_be: What an error says the value of the keyword must be.
     """
 
@@ -30,6 +33,9 @@ class RecipePart:
     reserved: ClassVar[frozenset[str]] = frozenset()
     left_to_right: ClassVar[bool] = False
     takes_texts: ClassVar[bool] = True
+    trains_on_texts: ClassVar[bool] = False
+    reads_turns: ClassVar[bool] = False
+    divides_batch: ClassVar[bool] = False
 
     @classmethod
     def of(cls, recipe: str, value: Any) -> Self | None:
@@ -80,6 +86,9 @@ class RecipePart:
 
     def check(self, recipe) -> None:
         """Raises ValueError if the part has no effect in the recipe, or contradicts another."""
+
+    def check_collector(self, recipe, needs) -> None:
+        """Raises ValueError if a collector with these needs does not bring what the part reads."""
 
     def dry_run(self) -> None:
         """Calls its functions on shapes, which raises for bad options."""

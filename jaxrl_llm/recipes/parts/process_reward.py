@@ -41,6 +41,7 @@ class ProcessRewardModel(SecondModel):
     title: ClassVar[str] = "a process reward model"
     reserved: ClassVar[frozenset[str]] = frozenset({"prm_logp"})
     takes_texts: ClassVar[bool] = False
+    steps_once: ClassVar[bool] = True
 
     def __post_init__(self):
         if not callable(self.loss):

@@ -6,9 +6,14 @@ from jaxrl_llm.recipes.parts.part import RecipePart
 
 
 class SecondModel(RecipePart):
-    """A critic or a process reward model, of which a recipe has at most one."""
+    """A critic or a process reward model, of which a recipe has at most one.
+
+    Attributes:
+      steps_once: Whether it makes one optimizer step of a batch, however many the policy makes.
+    """
 
     left_to_right: ClassVar[bool] = True
+    steps_once: ClassVar[bool] = False
 
     @property
     def heads(self) -> int:

@@ -42,6 +42,7 @@ class Subagent(RecipePart):
     title: ClassVar[str] = "a subagent"
     left_to_right: ClassVar[bool] = True
     takes_texts: ClassVar[bool] = False
+    reads_turns: ClassVar[bool] = True
 
     def __post_init__(self):
         checks.check_count("Subagent", count=self.count)

@@ -30,6 +30,7 @@ class Texts(RecipePart):
 
     keyword: ClassVar[str] = "text_coef"
     title: ClassVar[str] = "texts"
+    trains_on_texts: ClassVar[bool] = True
 
     @classmethod
     def of(cls, recipe: str, value: Any) -> Self | None:
@@ -57,6 +58,14 @@ class Texts(RecipePart):
             raise ValueError(
                 f"Recipe {recipe.name!r} has text_coef {self.coef:g} and {others[0]}, which would "
                 "read texts as responses; leave one of them out."
+            )
+
+    def check_collector(self, recipe, needs) -> None:
+        """Raises ValueError if the collector brings no texts."""
+        if not needs.brings_texts:
+            raise ValueError(
+                f"recipe {recipe.name!r} has text_coef {self.coef:g}, but its collector brings no "
+                "texts; mix curation.plain_texts() into it, or set text_coef to 0."
             )
 
     def responses(self, batch: Batch) -> Batch:

@@ -37,6 +37,7 @@ class TurnUpdates(RecipePart):
     title: ClassVar[str] = "turn_updates"
     left_to_right: ClassVar[bool] = True
     takes_texts: ClassVar[bool] = False
+    divides_batch: ClassVar[bool] = True
 
     def __post_init__(self):
         name = "TurnUpdates"
