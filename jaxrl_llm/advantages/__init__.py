@@ -15,6 +15,7 @@ stops the gradient.
 
 ===========================  =======================================================================
 grpo                         minus the group mean, over a standard deviation
+grpo_from_baseline           minus another baseline, over the deviation from it
 dr_grpo                      minus the group mean
 asymre                       minus a baseline a constant below the group mean
 grpo_split                   minus the mean of the rollouts without a guide
@@ -122,6 +123,7 @@ from jaxrl_llm.advantages.group import (
     dr_grpo,
     gpg,
     grpo,
+    grpo_from_baseline,
     grpo_split,
     hbpo,
     informative_share,
@@ -331,6 +333,7 @@ __all__ = [
     "gigpo",
     "gpg",
     "grpo",
+    "grpo_from_baseline",
     "grpo_imitating",
     "grpo_passk",
     "grpo_split",
