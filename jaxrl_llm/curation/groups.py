@@ -35,7 +35,7 @@ def informative_groups(
       rewards: ``[..., G]``, floating point; compared without a ``metric``.
       metric: ``[..., G]``, floating point, compared in place of the rewards, such as the accuracy
         where length shapes the reward; or a mapping of names to such arrays, as a batch's reward
-        components: ``given(bind(informative_groups, name="accuracy"),
+        components: ``connect(bind(informative_groups, name="accuracy"),
         metric="reward_components")``. An entry of it that is NaN does not apply and is not
         compared.
       name: The entry of the mapping to compare.

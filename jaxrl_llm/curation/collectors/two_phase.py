@@ -303,7 +303,7 @@ def _columns(collector, function: Callable, context: dict[str, Any]) -> dict[str
     """Numbers of the prompts' rows ``[P]`` that a function names and nothing else brings."""
     columns = {}
     for name, parameter in accepted(function).items():
-        # `given` names a place that it fills from elsewhere with an underscore.
+        # `connect` names a place that it fills from elsewhere with an underscore.
         optional = parameter.default is not inspect.Parameter.empty or name.startswith("_")
         if optional or name in context:
             continue

@@ -16,8 +16,8 @@ from jaxrl_llm.core import (
     call_with,
     chain,
     checks,
+    connect,
     functions_of,
-    given,
     pipe,
     stateless,
     traits_of,
@@ -186,8 +186,8 @@ def _judged(task: CgpoTask, answered: bool, *, soft: bool) -> Callable:
     judged = bind(rewards.crpg_rewards, budget=budget)
     judged = judged if soft else bind(judged, soft=False)
     if answered:
-        return given(judged, reference="imitated")
-    return given(judged, baseline="greedy_rewards")
+        return connect(judged, reference="imitated")
+    return connect(judged, baseline="greedy_rewards")
 
 
 def _codpo(task: CgpoTask, collector: curation.Collector | None) -> Recipe:

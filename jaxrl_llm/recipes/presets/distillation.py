@@ -5,7 +5,7 @@ methods only ``minillm(rewards=True)`` also trains on them.
 """
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless, traits
+from jaxrl_llm.core import Array, bind, chain, checks, connect, masking, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.presets.teachers import no_advantages
 from jaxrl_llm.recipes.recipe import Recipe
@@ -69,7 +69,7 @@ def gkd(
                 "gkd: with top=1, rest='renormalize' gives one token probability 1 in both models, "
                 "and nothing is distilled; take rest='tail' or a larger top."
             )
-        log_probs = given(surrogates.support_log_probs, support="top_ids")
+        log_probs = connect(surrogates.support_log_probs, support="top_ids")
         surrogate = bind(surrogates.sdpo, alpha=beta, rest=rest, cap=None)
         computed = (
             Computed("student_logp", log_probs, "policy"),
