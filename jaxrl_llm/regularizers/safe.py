@@ -293,8 +293,8 @@ def safe_controller(
     """:func:`safe_step` at every step, as the coefficient of a KL term.
 
     The KL term is ``connect(kl_to_reference, coef=...)``. KL (k1), entropy and reward are measured
-    on the batch, before the update. A batch without a token that takes part does not change the state,
-    and its coefficient is 0.
+    on the batch, before the update. A batch without a token that takes part does not change the
+    state, and its coefficient is 0.
 
     Args:
       base, low, high, scale, entropy_floor: See the module.
