@@ -19,6 +19,18 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import _inputs
 from jaxrl_llm.core import Array, checks, curves, masking, stats
 
+__all__ = [
+    "asymre",
+    "dr_grpo",
+    "gpg",
+    "grpo",
+    "grpo_from_baseline",
+    "grpo_split",
+    "hbpo",
+    "informative_share",
+    "rloo",
+]
+
 Singleton = Literal["zero", "raw"]
 Baseline = Literal["batch", "leave_one_out", "batch_leave_one_out", "zero"]
 

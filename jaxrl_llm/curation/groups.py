@@ -14,6 +14,18 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, ArrayTree, checks, masking, stats
 
+__all__ = [
+    "Compacted",
+    "compact_groups",
+    "ended_tokens",
+    "informative_groups",
+    "prs_keep_prob",
+    "prs_where",
+    "spread_groups",
+    "truncation_mask",
+    "window_tokens",
+]
+
 
 def informative_groups(
     rewards: Array,

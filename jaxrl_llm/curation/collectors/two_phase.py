@@ -30,6 +30,8 @@ from jaxrl_llm.curation.prompts.beliefs import (
     belief_update,
 )
 
+__all__ = ["Memory", "TwoPhaseState", "remembered_rates", "two_phase"]
+
 
 class Memory(Protocol):
     """What an allocator remembers of the prompts from batch to batch.

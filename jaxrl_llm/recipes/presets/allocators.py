@@ -14,6 +14,8 @@ from jaxrl_llm.core import bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["rollout_gdro", "v05_baseline", "v0_budget", "xrpo"]
+
 
 def v0_budget(
     *,

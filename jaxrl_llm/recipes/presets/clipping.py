@@ -12,6 +12,27 @@ from jaxrl_llm.recipes.presets.base import from_base, overlong, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = [
+    "cispo",
+    "clip_cov",
+    "dispo",
+    "dppo_kl",
+    "dppo_tv",
+    "drpo_len",
+    "fipo",
+    "gbpo",
+    "gmpo",
+    "gspo",
+    "gvpo",
+    "hapo",
+    "kl_cov",
+    "luspo",
+    "minpro",
+    "real",
+    "rover",
+    "sapo",
+]
+
 
 def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
     """Group sequence policy optimization.

@@ -29,6 +29,8 @@ from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["cgpo"]
+
 Optimizer = Literal["crpg", "codpo", "crraft"]
 
 

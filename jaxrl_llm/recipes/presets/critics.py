@@ -25,6 +25,8 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["adaptive_kl", "ppo", "ppo_max", "safe", "t_ppo", "vapo", "vc_ppo", "vtrace"]
+
 
 def actor_critic(
     *,

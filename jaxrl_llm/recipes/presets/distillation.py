@@ -12,6 +12,8 @@ from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 from jaxrl_llm.surrogates.divergence import Rest
 
+__all__ = ["gkd", "iw_opd", "minillm", "on_policy_distillation", "span_distillation"]
+
 # The teacher's log-probability of the token that the policy drew.
 _OF_TOKENS = Computed("teacher_token_logp", surrogates.target_log_probs, "teacher")
 

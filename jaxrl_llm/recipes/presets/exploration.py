@@ -8,6 +8,8 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["epo", "verl_erank"]
+
 
 def verl_erank(
     *,

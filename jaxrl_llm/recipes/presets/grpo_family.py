@@ -8,6 +8,19 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, overlong, re
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = [
+    "ace",
+    "dapo",
+    "dr_grpo",
+    "gdpo",
+    "grpo",
+    "jspo",
+    "mc_grpo",
+    "opo",
+    "otb",
+    "ttrl_majority",
+]
+
 
 def grpo(
     *,

@@ -19,6 +19,8 @@ from jaxrl_llm.core import Array, bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["adhint", "cog_rethinker", "ghpo", "nurl", "prefix_rl", "sage", "scaf_grpo", "scope"]
+
 
 def nurl(
     *,

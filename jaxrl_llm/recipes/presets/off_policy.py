@@ -16,6 +16,21 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = [
+    "april",
+    "areal",
+    "asymre",
+    "brorl",
+    "icepop",
+    "m2po",
+    "remix",
+    "rollout_correction",
+    "topr",
+    "ulorl",
+    "vcpo",
+    "vespo",
+]
+
 
 def rollout_correction(
     *,

@@ -14,6 +14,33 @@ from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 from jaxrl_llm.regularizers import EarlierPolicies
 
+__all__ = [
+    "aot",
+    "apo",
+    "bco",
+    "brain",
+    "cpo",
+    "discopop",
+    "dpo",
+    "exo_pair",
+    "fspo",
+    "ipo",
+    "kto",
+    "ld_dpo",
+    "lipo_lambda",
+    "mpo",
+    "nca",
+    "online_dpo",
+    "orpo",
+    "p3o",
+    "plackett_luce",
+    "simpo",
+    "slic",
+    "spo_degree",
+    "tpo",
+    "wpo",
+]
+
 
 def with_loss(
     name: str,

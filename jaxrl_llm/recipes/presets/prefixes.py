@@ -12,6 +12,8 @@ from jaxrl_llm.core import bind, chain, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["pav", "spo_chain", "vineppo"]
+
 # One value a segment on its tokens.
 _SPREAD = connect(advantages.turns_to_tokens, turn_ids="segment_ids")
 

@@ -13,6 +13,17 @@ from jaxrl_llm.recipes.parts.process_reward import ProcessRewardModel
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = [
+    "gpg",
+    "prime",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+    "rloo",
+    "trloo",
+    "verpo",
+]
+
 
 def rloo(*, kl_coef: float = 0.0) -> Recipe:
     """REINFORCE leave-one-out: the unbiased gradient of the expected reward.

@@ -20,6 +20,21 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.critics import ppo_max
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = [
+    "dart",
+    "dots",
+    "fading_replay",
+    "grpo_roc",
+    "llm_replay",
+    "masa",
+    "pf_ppo",
+    "rollout_replay",
+    "sapo_swarm",
+    "sol_rl",
+    "spark",
+    "ssb",
+]
+
 
 def rollout_replay(
     *,

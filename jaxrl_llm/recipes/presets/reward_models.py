@@ -8,6 +8,8 @@ from jaxrl_llm.curation import Collector
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["process_reward_model", "reward_model", "reward_model_listwise"]
+
 
 def reward_model(
     *,

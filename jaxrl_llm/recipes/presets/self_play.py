@@ -11,6 +11,19 @@ from jaxrl_llm.recipes.presets.preferences import online_dpo, with_loss
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = [
+    "accelerated_po",
+    "inpo",
+    "lspo",
+    "mnpo",
+    "nash_md",
+    "seppo",
+    "spin",
+    "sppo",
+    "vlm_spo",
+    "xpo",
+]
+
 
 def sppo(*, beta: float = 1e-3) -> Recipe:
     """Self-play preference optimization: log-ratios regressed to win rates.

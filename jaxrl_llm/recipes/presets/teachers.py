@@ -8,6 +8,8 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import TEACHER_TEXTS, Computed
 
+__all__ = ["ampo", "chord", "dft", "icpo", "luffy_shaping", "otr", "rlsd", "sdpo", "sft", "srpo"]
+
 
 def no_advantages(rewards: Array) -> Array:
     """Zeros, for a method that does not learn from rewards."""

@@ -11,6 +11,8 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import AlgoState, Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["dcpo_distribution", "dcpo_dynamic_clip", "mssr", "spo_tracker"]
+
 
 def spo_tracker(
     *,

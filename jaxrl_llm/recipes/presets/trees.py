@@ -11,6 +11,8 @@ from jaxrl_llm.core import bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["arrol", "branch_grpo", "ettrl", "latr", "spo_tree"]
+
 
 def ettrl(
     *,

@@ -24,6 +24,8 @@ from jaxrl_llm.recipes.presets.critics import actor_critic, whitened
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["gae_token", "gae_turn", "hiper_hae", "pdppo", "poad"]
+
 
 def _of_turns(function: Callable) -> Callable:
     """The function with the rewards of turns in the place of those of rollouts."""

@@ -19,6 +19,19 @@ from jaxrl_llm.recipes.presets.reinforce_family import penalized
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import ANSWER_TEXTS, Computed
 
+__all__ = [
+    "eapo",
+    "gated_reward",
+    "gigpo",
+    "hgpo",
+    "igpo",
+    "mc_return",
+    "mua_rl",
+    "practitioner_recipe",
+    "salt",
+    "ui_s1",
+]
+
 
 def mc_return(
     *,
