@@ -9,7 +9,7 @@ than jax, numpy, optax and chex::
     jr.aggregate.token_mean(mask)                      # mask -> weights
 """
 
-from jaxrl_llm.core import Transform, bind, chain, given, pipe, stateless
+from jaxrl_llm.core import Transform, bind, chain, connect, given, pipe, stateless
 from jaxrl_llm.core.runtime.lazy import load_module
 
 __version__ = "0.2.0"
@@ -38,7 +38,7 @@ _NAMESPACES = (
     "train",
 )
 
-__all__ = ["Transform", "bind", "chain", "given", "pipe", "stateless", *_NAMESPACES]
+__all__ = ["Transform", "bind", "chain", "connect", "given", "pipe", "stateless", *_NAMESPACES]
 
 
 def __getattr__(name: str):

@@ -22,6 +22,7 @@ from jaxrl_llm import train as train
 from jaxrl_llm.core import Transform as Transform
 from jaxrl_llm.core import bind as bind
 from jaxrl_llm.core import chain as chain
+from jaxrl_llm.core import connect as connect
 from jaxrl_llm.core import given as given
 from jaxrl_llm.core import pipe as pipe
 from jaxrl_llm.core import stateless as stateless

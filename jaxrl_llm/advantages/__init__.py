@@ -15,6 +15,7 @@ stops the gradient.
 
 ===========================  =======================================================================
 grpo                         minus the group mean, over a standard deviation
+grpo_from_baseline           minus another baseline, over the deviation from it
 dr_grpo                      minus the group mean
 asymre                       minus a baseline a constant below the group mean
 grpo_split                   minus the mean of the rollouts without a guide
@@ -78,381 +79,39 @@ rlsd                         then: more for tokens that speak for the reward, by
 ===========================  =======================================================================
 """
 
-from jaxrl_llm.advantages.agents import m_grpo, of_calls
-from jaxrl_llm.advantages.baselines import (
-    jspo,
-    mc_grpo,
-    mc_grpo_keep,
-    mc_grpo_pivot,
-    opo,
-    opob,
-    remax,
-    remax_token,
-    vcpo_advantage,
-)
-from jaxrl_llm.advantages.batch import (
-    RunningMoments,
-    batch_normalize,
-    center,
-    clip,
-    reinforce_pp,
-    reinforce_pp_baseline,
-    scale_scores,
-    score_deviation,
-    score_scaler,
-    update_moments,
-    whiten,
-)
-from jaxrl_llm.advantages.distillation import (
-    prefix_weighted,
-    rlsd,
-    span_advantages,
-    teacher_advantages,
-)
-from jaxrl_llm.advantages.entropy import (
-    EntropySignal,
-    EntropyStats,
-    entropy_reshaping,
-    entropy_signal,
-    signal_temperature,
-    token_grpo,
-)
-from jaxrl_llm.advantages.group import (
-    asymre,
-    dr_grpo,
-    gpg,
-    grpo,
-    grpo_split,
-    hbpo,
-    informative_share,
-    rloo,
-)
-from jaxrl_llm.advantages.hidden_rank import (
-    RankBaseline,
-    RankGrowth,
-    bounded_bonus,
-    effective_rank,
-    rank_baseline_init,
-    rank_baseline_update,
-    rank_bonus,
-    rank_growth,
-    rank_shaping,
-)
-from jaxrl_llm.advantages.hierarchy import (
-    ACTION,
-    SUBGOAL,
-    SWITCH,
-    Hierarchy,
-    TokenCredit,
-    hae,
-    hae_tokens,
-    hiper,
-    hiper_places,
-    hiper_returns,
-    hiper_rewards,
-    hiper_tokens,
-)
-from jaxrl_llm.advantages.hinted import (
-    adhint,
-    grpo_imitating,
-    hint_consistency,
-    hint_preservation,
-)
-from jaxrl_llm.advantages.implicit import implicit_turn_rewards, oprl, prime, two_level
-from jaxrl_llm.advantages.modulators import (
-    SampledEntropy,
-    ace,
-    dcpo_distribution,
-    entropy_shaping,
-    novelty_sharpening,
-    sampled_entropy,
-    sampled_entropy_shaping,
-    temperature_logp,
-)
-from jaxrl_llm.advantages.off_policy_returns import (
-    corrected_td_errors,
-    n_step_returns,
-    retrace_returns,
-    vtrace,
-    vtrace_returns,
-)
-from jaxrl_llm.advantages.ospo import fleet_fairness, fleet_grpo, ospo
-from jaxrl_llm.advantages.otb import otb, otb_token, sum_pi_squared
-from jaxrl_llm.advantages.passk import (
-    grpo_passk,
-    log_comb,
-    maclaurin,
-    maclaurin_weights,
-    maxrl,
-    passk_training,
-    pkpo,
-)
-from jaxrl_llm.advantages.prompt_stats import (
-    PromptStats,
-    prompt_stats_init,
-    prompt_stats_update,
-    smooth_advantage,
-    smooth_standardization,
-)
-from jaxrl_llm.advantages.returns import (
-    gae,
-    gae_returns,
-    kl_shaped_rewards,
-    length_adaptive_gae,
-    reward_to_go,
-    terminal_rewards,
-)
-from jaxrl_llm.advantages.reward_components import (
-    density_weights,
-    gate_rewards,
-    gdpo,
-    gdpo_token,
-    sum_components,
-    verpo,
-)
-from jaxrl_llm.advantages.segments import (
-    best_of_value,
-    pav,
-    segment_advantages,
-    whiten_uncertain,
-)
-from jaxrl_llm.advantages.sets import polychromic, set_advantages, set_scores
-from jaxrl_llm.advantages.shrinkage import (
-    osla_continue,
-    positive_part,
-    shrinkage_baseline,
-    v05_baseline,
-)
-from jaxrl_llm.advantages.single_rollout import MssrTracker, mssr_tracker, spo, spo_tracker
-from jaxrl_llm.advantages.states import gigpo, hgpo, salt, similar_states
-from jaxrl_llm.advantages.tool_trees import fork_advantages, portool, step_rewards, turn_nodes
-from jaxrl_llm.advantages.tracker import (
-    BetaTracker,
-    beta_tracker_init,
-    beta_tracker_update,
-    beta_tracker_value,
-    kl_forgetting,
-    uncertainty_sampling_weights,
-    window_kl_discount,
-)
-from jaxrl_llm.advantages.trees import (
-    branch_advantages,
-    depth_advantages,
-    node_rewards,
-    shared_prefix_advantages,
-    sibling_advantages,
-    spo_tree,
-    whiten_segments,
-)
-from jaxrl_llm.advantages.turn_critics import (
-    egae,
-    pdppo,
-    pdppo_returns,
-    poad,
-    poad_returns,
-    turn_borders,
-    turn_end_rewards,
-    turn_ends,
-    turn_gae,
-    turn_gae_returns,
-    turn_starts,
-    turn_sums,
-)
-from jaxrl_llm.advantages.turn_rewards import (
-    gate_turn_rewards,
-    gated_rewards,
-    geometric_rewards,
-    info_gain_rewards,
-    place_turn_rewards,
-    token_totals,
-)
-from jaxrl_llm.advantages.turns import (
-    equal_turns,
-    mc_turns,
-    trloo,
-    turn_grpo,
-    turn_returns,
-    turns_to_tokens,
-    ui_s1,
-)
-from jaxrl_llm.advantages.visits import Recalled, Visits, last_visit
+import inspect
 
-__all__ = [
-    "ACTION",
-    "SUBGOAL",
-    "SWITCH",
-    "BetaTracker",
-    "EntropySignal",
-    "EntropyStats",
-    "Hierarchy",
-    "MssrTracker",
-    "PromptStats",
-    "RankBaseline",
-    "RankGrowth",
-    "Recalled",
-    "RunningMoments",
-    "SampledEntropy",
-    "TokenCredit",
-    "Visits",
-    "ace",
-    "adhint",
-    "asymre",
-    "batch_normalize",
-    "best_of_value",
-    "beta_tracker_init",
-    "beta_tracker_update",
-    "beta_tracker_value",
-    "bounded_bonus",
-    "branch_advantages",
-    "center",
-    "clip",
-    "corrected_td_errors",
-    "dcpo_distribution",
-    "density_weights",
-    "depth_advantages",
-    "dr_grpo",
-    "effective_rank",
-    "egae",
-    "entropy_reshaping",
-    "entropy_shaping",
-    "entropy_signal",
-    "equal_turns",
-    "fleet_fairness",
-    "fleet_grpo",
-    "fork_advantages",
-    "gae",
-    "gae_returns",
-    "gate_rewards",
-    "gate_turn_rewards",
-    "gated_rewards",
-    "gdpo",
-    "gdpo_token",
-    "geometric_rewards",
-    "gigpo",
-    "gpg",
-    "grpo",
-    "grpo_imitating",
-    "grpo_passk",
-    "grpo_split",
-    "hae",
-    "hae_tokens",
-    "hbpo",
-    "hgpo",
-    "hiper",
-    "hiper_places",
-    "hiper_returns",
-    "hiper_rewards",
-    "hiper_tokens",
-    "hint_consistency",
-    "hint_preservation",
-    "implicit_turn_rewards",
-    "info_gain_rewards",
-    "informative_share",
-    "jspo",
-    "kl_forgetting",
-    "kl_shaped_rewards",
-    "last_visit",
-    "length_adaptive_gae",
-    "log_comb",
-    "m_grpo",
-    "of_calls",
-    "maclaurin",
-    "maclaurin_weights",
-    "maxrl",
-    "mc_grpo",
-    "mc_grpo_keep",
-    "mc_grpo_pivot",
-    "mc_turns",
-    "mssr_tracker",
-    "n_step_returns",
-    "node_rewards",
-    "novelty_sharpening",
-    "opo",
-    "opob",
-    "oprl",
-    "osla_continue",
-    "ospo",
-    "otb",
-    "otb_token",
-    "passk_training",
-    "pav",
-    "pdppo",
-    "pdppo_returns",
-    "pkpo",
-    "place_turn_rewards",
-    "poad",
-    "poad_returns",
-    "polychromic",
-    "portool",
-    "positive_part",
-    "prefix_weighted",
-    "prime",
-    "prompt_stats_init",
-    "prompt_stats_update",
-    "rank_baseline_init",
-    "rank_baseline_update",
-    "rank_bonus",
-    "rank_growth",
-    "rank_shaping",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "remax",
-    "remax_token",
-    "retrace_returns",
-    "reward_to_go",
-    "rloo",
-    "rlsd",
-    "salt",
-    "sampled_entropy",
-    "sampled_entropy_shaping",
-    "scale_scores",
-    "score_deviation",
-    "score_scaler",
-    "segment_advantages",
-    "set_advantages",
-    "set_scores",
-    "shared_prefix_advantages",
-    "shrinkage_baseline",
-    "sibling_advantages",
-    "signal_temperature",
-    "similar_states",
-    "smooth_advantage",
-    "smooth_standardization",
-    "span_advantages",
-    "spo",
-    "spo_tracker",
-    "spo_tree",
-    "step_rewards",
-    "sum_components",
-    "sum_pi_squared",
-    "teacher_advantages",
-    "temperature_logp",
-    "terminal_rewards",
-    "token_grpo",
-    "token_totals",
-    "trloo",
-    "turn_borders",
-    "turn_end_rewards",
-    "turn_ends",
-    "turn_gae",
-    "turn_gae_returns",
-    "turn_grpo",
-    "turn_nodes",
-    "turn_returns",
-    "turn_starts",
-    "turn_sums",
-    "turns_to_tokens",
-    "two_level",
-    "ui_s1",
-    "uncertainty_sampling_weights",
-    "update_moments",
-    "v05_baseline",
-    "vcpo_advantage",
-    "verpo",
-    "vtrace",
-    "vtrace_returns",
-    "whiten",
-    "whiten_segments",
-    "whiten_uncertain",
-    "window_kl_discount",
-]
+from jaxrl_llm.advantages.agents import *
+from jaxrl_llm.advantages.baselines import *
+from jaxrl_llm.advantages.batch import *
+from jaxrl_llm.advantages.distillation import *
+from jaxrl_llm.advantages.entropy import *
+from jaxrl_llm.advantages.group import *
+from jaxrl_llm.advantages.hidden_rank import *
+from jaxrl_llm.advantages.hierarchy import *
+from jaxrl_llm.advantages.hinted import *
+from jaxrl_llm.advantages.implicit import *
+from jaxrl_llm.advantages.modulators import *
+from jaxrl_llm.advantages.off_policy_returns import *
+from jaxrl_llm.advantages.ospo import *
+from jaxrl_llm.advantages.otb import *
+from jaxrl_llm.advantages.passk import *
+from jaxrl_llm.advantages.prompt_stats import *
+from jaxrl_llm.advantages.returns import *
+from jaxrl_llm.advantages.reward_components import *
+from jaxrl_llm.advantages.segments import *
+from jaxrl_llm.advantages.sets import *
+from jaxrl_llm.advantages.shrinkage import *
+from jaxrl_llm.advantages.single_rollout import *
+from jaxrl_llm.advantages.states import *
+from jaxrl_llm.advantages.tool_trees import *
+from jaxrl_llm.advantages.tracker import *
+from jaxrl_llm.advantages.trees import *
+from jaxrl_llm.advantages.turn_critics import *
+from jaxrl_llm.advantages.turn_rewards import *
+from jaxrl_llm.advantages.turns import *
+from jaxrl_llm.advantages.visits import *
+
+__all__ = sorted(
+    name for name, value in globals().items() if name[0] != "_" and not inspect.ismodule(value)
+)

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group
 from jaxrl_llm.core import Array, checks, masking
 
+__all__ = ["m_grpo", "of_calls"]
+
 
 def of_calls(rewards: Array, *, call_advantages: Array) -> Array:
     """The advantages of calls, where each call is a row of its own: ``call_advantages``.

@@ -18,6 +18,18 @@ from jaxrl_llm.advantages import _inputs
 from jaxrl_llm.advantages.group import Singleton
 from jaxrl_llm.core import Array, checks, masking, stats, traits
 
+__all__ = [
+    "jspo",
+    "mc_grpo",
+    "mc_grpo_keep",
+    "mc_grpo_pivot",
+    "opo",
+    "opob",
+    "remax",
+    "remax_token",
+    "vcpo_advantage",
+]
+
 
 def _check_greedy(function: str, greedy_rewards: Array, shape: tuple[int, ...]) -> None:
     checks.check_float(function, greedy_rewards=greedy_rewards)

@@ -17,6 +17,20 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import _inputs, returns
 from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, stats, traits
 
+__all__ = [
+    "RunningMoments",
+    "batch_normalize",
+    "center",
+    "clip",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "scale_scores",
+    "score_deviation",
+    "score_scaler",
+    "update_moments",
+    "whiten",
+]
+
 
 @traits(token_values=True)
 def whiten(x: Array, mask: Array, *, eps: float = 1e-8, shift_mean: bool = True) -> Array:

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, traits
 
+__all__ = ["prefix_weighted", "rlsd", "span_advantages", "teacher_advantages"]
+
 
 @traits(token_values=True)
 def teacher_advantages(

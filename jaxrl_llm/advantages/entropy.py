@@ -17,6 +17,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "EntropySignal",
+    "EntropyStats",
+    "entropy_reshaping",
+    "entropy_signal",
+    "signal_temperature",
+    "token_grpo",
+]
+
 _FLOOR = 1e-8
 
 

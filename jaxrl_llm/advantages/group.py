@@ -11,6 +11,7 @@
   its range or without effect, raise ValueError.
 """
 
+import warnings
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -18,8 +19,20 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import _inputs
 from jaxrl_llm.core import Array, checks, curves, masking, stats
 
+__all__ = [
+    "asymre",
+    "dr_grpo",
+    "gpg",
+    "grpo",
+    "grpo_from_baseline",
+    "grpo_split",
+    "hbpo",
+    "informative_share",
+    "rloo",
+]
+
 Singleton = Literal["zero", "raw"]
-Baseline = Literal["group", "batch", "leave_one_out", "batch_leave_one_out", "zero"]
+Baseline = Literal["batch", "leave_one_out", "batch_leave_one_out", "zero"]
 
 
 def grpo(
@@ -30,26 +43,16 @@ def grpo(
     ddof: int | None = None,
     eps: float | None = None,
     singleton: Singleton = "zero",
-    baseline: Baseline = "group",
+    baseline: Literal["group"] | Baseline | None = None,
 ) -> Array:
     """Rewards minus their group mean, over a standard deviation.
 
         A_i = (r_i - mean(r)) / (std(r) + eps)
 
     The deviation is over the group with ``scale="group"`` (GRPO), or over the raw, uncentered
-    rewards of the full batch with ``"batch"``; ``"none"`` does not divide (:func:`dr_grpo`). With
-    another ``baseline`` the deviation is the root mean square of the rewards minus their baselines,
-    over the group or, with ``scale="batch"``, over the batch:
-
-        baseline="batch":                b = mean of the rewards of the full batch
-        baseline="leave_one_out":        b_i = mean of the other rewards of the group
-        baseline="batch_leave_one_out":  b_i = mean of the other rewards of the full batch
-        baseline="zero":                 b = 0
-        A_i = (r_i - b_i) / (sqrt(sum_j (r_j - b_j)^2 / (n - ddof)) + eps)
-
-    With a baseline of the batch only a batch of equal rewards gets exactly 0, and with "zero" only
-    rewards of 0 do. "batch", as ``scale`` or in a ``baseline``, must see the global batch and needs
-    communication if the batch is sharded over prompts.
+    rewards of the full batch with ``"batch"``; ``"none"`` does not divide (:func:`dr_grpo`).
+    ``"batch"`` must see the global batch and needs communication if the batch is sharded over
+    prompts. :func:`grpo_from_baseline` subtracts another baseline.
 
     Args:
       rewards, where: See the module.
@@ -58,12 +61,10 @@ def grpo(
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
       singleton: As in the module; "raw" is the reward as if the mean were 0 and the deviation 1
         (also the batch's, where that is 0).
-      baseline: What is subtracted: the mean of the "group", of the "batch", of the other rollouts
-        of the group, "leave_one_out", or of the batch, "batch_leave_one_out"; or "zero". All but
-        "group" require a scale other than "none".
+      baseline: Deprecated: use :func:`grpo_from_baseline`, or omit "group".
 
     Returns:
-      Advantages ``[..., G]``; they add up to 0 over a group with the baselines of the group.
+      Advantages ``[..., G]``; they add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -76,18 +77,28 @@ def grpo(
       Shao et al., DeepSeekMath (arXiv:2402.03300). verl, TRL and tunix use ``ddof=1``; verl and
       tunix add 1e-6, TRL 1e-4. TRL's batch scaling is ``scale="batch"``. verl treats a group of one
       as "raw"; our default of 0, and the exact 0 of equal rewards, are ours. Up to 0.8, verl's
-      vectorized form bounds the deviation below by 1e-3. The other baselines are AReaL's
-      ``mean_level="batch"``, ``mean_leave1out``, both, and ``mean_level=None``; its ``std_level``
-      is ``scale`` and its ``std_unbiased=False`` is ``ddof=0``.
+      vectorized form bounds the deviation below by 1e-3.
     """
+    if baseline is not None:
+        warnings.warn(
+            "grpo: baseline is deprecated; call grpo_from_baseline, or omit baseline='group'.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if baseline != "group":
+            if scale == "none":
+                raise ValueError(f"grpo: baseline={baseline!r} has no scale='none'. See rloo.")
+            return grpo_from_baseline(
+                rewards,
+                baseline=baseline,
+                where=where,
+                scale=scale,
+                ddof=1 if ddof is None else ddof,
+                eps=1e-6 if eps is None else eps,
+                singleton=singleton,
+            )
     rewards = _inputs.group_rewards("grpo", rewards, where, singleton)
     checks.check_option("grpo", "scale", scale, ("group", "batch", "none"))
-    checks.check_option("grpo", "baseline", baseline, get_args(Baseline))
-    if baseline != "group" and scale == "none":
-        raise ValueError(
-            f"grpo: baseline={baseline!r} takes scale='group' or 'batch'; got scale='none'. See "
-            "rloo."
-        )
     centered = rewards - stats.group_mean(rewards, where)
     if scale == "none":
         checks.check_no_effect("grpo", "with scale='none'", ddof=ddof, eps=eps)
@@ -96,15 +107,6 @@ def grpo(
     eps = 1e-6 if eps is None else eps
     checks.check_option("grpo", "ddof", ddof, (0, 1))
     checks.check_positive("grpo", finite=True, eps=eps)
-    if baseline != "group":
-        centered = _above_baseline(rewards, where, baseline)
-        count = stats.group_count(rewards, where)
-        axis, sample = (-1, count) if scale == "group" else (None, jnp.sum(count))
-        squares = masking.masked_sum(centered**2, where, axis=axis, keepdims=axis is not None)
-        std = masking.safe_sqrt(squares / jnp.maximum(sample - ddof, 1.0))
-        alone = 0.0 if singleton == "zero" else rewards / (1.0 + eps)
-        advantages = jnp.where(count == 1, alone, centered / (std + eps))
-        return masking.zero_masked(advantages, where)
     if scale == "group":
         std = stats.group_std(rewards, where, ddof=ddof)
         alone = rewards / (1.0 + eps)
@@ -115,8 +117,71 @@ def grpo(
     return _inputs.settle_group(centered / (std + eps), alone, rewards, where, singleton)
 
 
+def grpo_from_baseline(
+    rewards: Array,
+    *,
+    baseline: Baseline,
+    where: Array | None = None,
+    scale: Literal["group", "batch"] = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+) -> Array:
+    """Rewards minus a baseline, over their root mean square deviation from it.
+
+        baseline="batch":                b = mean of the rewards of the full batch
+        baseline="leave_one_out":        b_i = mean of the other rewards of the group
+        baseline="batch_leave_one_out":  b_i = mean of the other rewards of the full batch
+        baseline="zero":                 b = 0
+        A_i = (r_i - b_i) / (sqrt(sum_j (r_j - b_j)^2 / (n - ddof)) + eps)
+
+    The sum is over the group or, with ``scale="batch"``, over the full batch. With a baseline of
+    the batch only a batch of equal rewards gets exactly 0, and with "zero" only rewards of 0 do.
+    "batch", as ``scale`` or in ``baseline``, must see the global batch and needs communication if
+    the batch is sharded over prompts.
+
+    Args:
+      rewards, where: See the module.
+      baseline: As above. For the group mean see :func:`grpo`.
+      scale: What the deviation is taken over: "group" or "batch". For no division see :func:`rloo`.
+      ddof: Delta degrees of freedom of the deviation: 1 divides by n - 1, 0 by n.
+      eps: Added to the deviation, above 0, in units of reward.
+      singleton: As in the module; "raw" is the reward as if the baseline were 0 and the deviation
+        1.
+
+    Returns:
+      Advantages ``[..., G]``; they add up to 0 over a group with "leave_one_out".
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[3.0, 4.0], [0.0, 0.0]])
+      >>> jr.advantages.grpo_from_baseline(rewards, baseline="zero").round(3).tolist()
+      [[0.6..., 0.8...], [0.0, 0.0]]
+
+    References:
+      AReaL's ``Normalization``: ``mean_level="batch"``, ``mean_leave1out``, both, and
+      ``mean_level=None``; its ``std_level`` is ``scale`` and its ``std_unbiased=False`` is
+      ``ddof=0``.
+    """
+    function = "grpo_from_baseline"
+    rewards = _inputs.group_rewards(function, rewards, where, singleton)
+    checks.check_option(function, "baseline", baseline, get_args(Baseline))
+    checks.check_option(function, "scale", scale, ("group", "batch"))
+    checks.check_option(function, "ddof", ddof, (0, 1))
+    checks.check_positive(function, finite=True, eps=eps)
+    centered = _above_baseline(rewards, where, baseline)
+    count = stats.group_count(rewards, where)
+    axis, sample = (-1, count) if scale == "group" else (None, jnp.sum(count))
+    squares = masking.masked_sum(centered**2, where, axis=axis, keepdims=axis is not None)
+    std = masking.safe_sqrt(squares / jnp.maximum(sample - ddof, 1.0))
+    alone = 0.0 if singleton == "zero" else rewards / (1.0 + eps)
+    advantages = jnp.where(count == 1, alone, centered / (std + eps))
+    return masking.zero_masked(advantages, where)
+
+
 def _above_baseline(rewards: Array, where: Array | None, baseline: Baseline) -> Array:
-    """Rewards ``[..., G]`` minus a baseline of :func:`grpo` other than the group's mean."""
+    """Rewards ``[..., G]`` minus a baseline of :func:`grpo_from_baseline`."""
     if baseline == "leave_one_out":
         return rloo(rewards, where=where)
     if baseline == "zero":

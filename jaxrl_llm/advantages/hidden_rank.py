@@ -18,6 +18,18 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call
 
+__all__ = [
+    "RankBaseline",
+    "RankGrowth",
+    "bounded_bonus",
+    "effective_rank",
+    "rank_baseline_init",
+    "rank_baseline_update",
+    "rank_bonus",
+    "rank_growth",
+    "rank_shaping",
+]
+
 _FLOOR = 1e-8
 
 

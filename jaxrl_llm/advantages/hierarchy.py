@@ -16,6 +16,21 @@ from jaxrl_llm.advantages.turns import turns_to_tokens
 from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.core.scans import recur_back
 
+__all__ = [
+    "ACTION",
+    "Hierarchy",
+    "SUBGOAL",
+    "SWITCH",
+    "TokenCredit",
+    "hae",
+    "hae_tokens",
+    "hiper",
+    "hiper_places",
+    "hiper_returns",
+    "hiper_rewards",
+    "hiper_tokens",
+]
+
 # What a token is a part of: nothing that trains, the action, the subgoal, the switch.
 ACTION, SUBGOAL, SWITCH = 1, 2, 3
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats, traits
 
+__all__ = ["adhint", "grpo_imitating", "hint_consistency", "hint_preservation"]
+
 
 def adhint(
     rewards: Array,

@@ -18,6 +18,8 @@ from jaxrl_llm.advantages.returns import reward_to_go
 from jaxrl_llm.advantages.turns import check_turns
 from jaxrl_llm.core import Array, checks, masking, stats, traits
 
+__all__ = ["implicit_turn_rewards", "oprl", "prime", "two_level"]
+
 
 def implicit_turn_rewards(
     prm_logp: Array,

@@ -20,6 +20,17 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, traits
 
+__all__ = [
+    "SampledEntropy",
+    "ace",
+    "dcpo_distribution",
+    "entropy_shaping",
+    "novelty_sharpening",
+    "sampled_entropy",
+    "sampled_entropy_shaping",
+    "temperature_logp",
+]
+
 
 def novelty_sharpening(
     advantages: Array,

@@ -29,6 +29,8 @@ from jaxrl_llm.advantages.returns import check_values, errors_back, next_unmaske
 from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.core.scans import recur_back
 
+__all__ = ["corrected_td_errors", "n_step_returns", "retrace_returns", "vtrace", "vtrace_returns"]
+
 
 @traits(token_values=True)
 def vtrace_returns(

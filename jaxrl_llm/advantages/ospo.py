@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = ["fleet_fairness", "fleet_grpo", "ospo"]
+
 
 def ospo(
     rewards: Array,

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import _inputs, returns
 from jaxrl_llm.core import Array, checks, masking, traits
 
+__all__ = ["otb", "otb_token", "sum_pi_squared"]
+
 
 @traits(token_values=True)
 def otb(

@@ -20,6 +20,16 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats, traits
 
+__all__ = [
+    "grpo_passk",
+    "log_comb",
+    "maclaurin",
+    "maclaurin_weights",
+    "maxrl",
+    "passk_training",
+    "pkpo",
+]
+
 
 class _Counts(NamedTuple):
     """Which rollouts are right, and how many of each group are wrong, and in all."""

@@ -16,6 +16,14 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import tracker
 from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, stats
 
+__all__ = [
+    "PromptStats",
+    "prompt_stats_init",
+    "prompt_stats_update",
+    "smooth_advantage",
+    "smooth_standardization",
+]
+
 
 class PromptStats(NamedTuple):
     """Moments of the rewards of each prompt of the dataset over all its visits.

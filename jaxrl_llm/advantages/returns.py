@@ -21,6 +21,15 @@ from jaxrl_llm.advantages import _inputs
 from jaxrl_llm.core import Array, checks, kl, masking, traits
 from jaxrl_llm.core.scans import recur_back
 
+__all__ = [
+    "gae",
+    "gae_returns",
+    "kl_shaped_rewards",
+    "length_adaptive_gae",
+    "reward_to_go",
+    "terminal_rewards",
+]
+
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
 

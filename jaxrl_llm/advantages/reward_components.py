@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import _inputs, batch, group
 from jaxrl_llm.core import Array, checks, masking, stats, traits
 
+__all__ = ["density_weights", "gate_rewards", "gdpo", "gdpo_token", "sum_components", "verpo"]
+
 Components = Mapping[str, Array]
 Weights = Mapping[str, float] | tuple[tuple[str, float], ...]
 

@@ -17,6 +17,8 @@ from jaxrl_llm.advantages.batch import whiten
 from jaxrl_llm.advantages.returns import gae, terminal_rewards
 from jaxrl_llm.core import Array, checks, masking, traits
 
+__all__ = ["best_of_value", "pav", "segment_advantages", "whiten_uncertain"]
+
 
 def segment_advantages(rewards: Array, prefix_values: Array, segment_where: Array) -> Array:
     """The change in value over each segment.

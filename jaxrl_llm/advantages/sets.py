@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = ["polychromic", "set_advantages", "set_scores"]
+
 
 def set_scores(
     rewards: Array, answer_ids: Array, sets: Array, *, where: Array | None = None

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jaxrl_llm.core import checks, masking, stats, traits
 from jaxrl_llm.core.axes import Array
 
+__all__ = ["osla_continue", "positive_part", "shrinkage_baseline", "v05_baseline"]
+
 Variance = Literal["prior", "sample", "max", "bound"]
 
 # A prior of exactly 0 or 1 has no variance: its weight would never change.

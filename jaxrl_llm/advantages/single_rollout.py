@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import tracker
 from jaxrl_llm.core import Array, Transform, checks, masking, prints_as_call, stats, traits
 
+__all__ = ["MssrTracker", "mssr_tracker", "spo", "spo_tracker"]
+
 
 def spo(
     rewards: Array,

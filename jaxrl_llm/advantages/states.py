@@ -25,6 +25,8 @@ import numpy as np
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.core import Array, checks, masking, segments
 
+__all__ = ["gigpo", "hgpo", "salt", "similar_states"]
+
 
 def gigpo(
     rewards: Array,

@@ -18,6 +18,8 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import check_turns
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = ["fork_advantages", "portool", "step_rewards", "turn_nodes"]
+
 
 def turn_nodes(node_ids: Array, mask: Array, turn_ids: Array, *, turns: int) -> Array:
     """The rollout that sampled the end of each turn: equal for rollouts that share the turn.

@@ -19,6 +19,16 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "BetaTracker",
+    "beta_tracker_init",
+    "beta_tracker_update",
+    "beta_tracker_value",
+    "kl_forgetting",
+    "uncertainty_sampling_weights",
+    "window_kl_discount",
+]
+
 
 class BetaTracker(NamedTuple):
     """State of a tracker: pseudo-counts of success and failure.

@@ -33,6 +33,16 @@ from jaxrl_llm.advantages import batch
 from jaxrl_llm.core import Array, checks, masking, stats, traits
 from jaxrl_llm.core.branches import branches, sampled_here
 
+__all__ = [
+    "branch_advantages",
+    "depth_advantages",
+    "node_rewards",
+    "shared_prefix_advantages",
+    "sibling_advantages",
+    "spo_tree",
+    "whiten_segments",
+]
+
 
 def node_rewards(
     parents: Array,

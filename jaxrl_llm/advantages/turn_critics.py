@@ -29,6 +29,21 @@ from jaxrl_llm.advantages.returns import (
 from jaxrl_llm.advantages.turns import turns_to_tokens
 from jaxrl_llm.core import Array, checks, masking, traits
 
+__all__ = [
+    "egae",
+    "pdppo",
+    "pdppo_returns",
+    "poad",
+    "poad_returns",
+    "turn_borders",
+    "turn_end_rewards",
+    "turn_ends",
+    "turn_gae",
+    "turn_gae_returns",
+    "turn_starts",
+    "turn_sums",
+]
+
 
 def turn_starts(mask: Array, *, turn_ids: Array) -> Array:
     """The first unmasked token of each turn.

@@ -15,6 +15,15 @@ from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.reward_components import Components
 from jaxrl_llm.core import Array, checks, masking, segments, traits
 
+__all__ = [
+    "gate_turn_rewards",
+    "gated_rewards",
+    "geometric_rewards",
+    "info_gain_rewards",
+    "place_turn_rewards",
+    "token_totals",
+]
+
 
 def geometric_rewards(rewards: Array, *, turn_where: Array, gamma: float = 0.99) -> Array:
     """The outcome at every turn, discounted by the number of turns after it.

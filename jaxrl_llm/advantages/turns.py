@@ -19,6 +19,16 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.core import Array, checks, masking, segments, traits
 from jaxrl_llm.core.scans import recur_back
 
+__all__ = [
+    "equal_turns",
+    "mc_turns",
+    "trloo",
+    "turn_grpo",
+    "turn_returns",
+    "turns_to_tokens",
+    "ui_s1",
+]
+
 
 def turn_returns(
     rewards: Array,

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import tracker
 from jaxrl_llm.core import Array, checks, masking
 
+__all__ = ["Recalled", "Visits", "last_visit"]
+
 
 class Visits(NamedTuple):
     """State of :func:`last_visit`: one response of each prompt, its first L tokens.

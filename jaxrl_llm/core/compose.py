@@ -8,6 +8,7 @@ import inspect
 import re
 import reprlib
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec
 
@@ -268,8 +269,8 @@ def bind(function: Callable, **options) -> Bound:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
-    """A function that takes parameters under other names; made by :func:`given`."""
+class _Connected:
+    """A function that takes parameters under other names; made by :func:`connect`."""
 
     function: Callable
     names: tuple[tuple[str, str], ...]
@@ -303,10 +304,10 @@ class _Given:
 
     def __repr__(self) -> str:
         names = ", ".join(f"{old}={new!r}" for old, new in self.names)
-        return f"given({stable_repr(self.function)}, {names})"
+        return f"connect({stable_repr(self.function)}, {names})"
 
 
-def given(function: Callable, **names: str) -> Callable:
+def connect(function: Callable, **names: str) -> Callable:
     """A function that reads parameters from context entries with other names.
 
     A slot of a Recipe passes a function the context entries that its parameters name. If an entry
@@ -327,17 +328,23 @@ def given(function: Callable, **names: str) -> Callable:
       >>> import jaxrl_llm as jr
       >>> def scaled(x, *, factor):
       ...     return x * factor
-      >>> jr.given(scaled, factor="kl_coef")(2.0, kl_coef=3.0)
+      >>> jr.connect(scaled, factor="kl_coef")(2.0, kl_coef=3.0)
       6.0
     """
     known = accepted(function)
     for name in names:
         if name not in known:
             raise TypeError(
-                f"given: {getattr(function, '__name__', repr(function))} has no parameter {name!r}."
-                f" It takes: {', '.join(known)}."
+                f"connect: {getattr(function, '__name__', repr(function))} has no parameter "
+                f"{name!r}. It takes: {', '.join(known)}."
             )
-    return _Given(function, tuple(sorted(names.items())))
+    return _Connected(function, tuple(sorted(names.items())))
+
+
+def given(function: Callable, **names: str) -> Callable:
+    """The deprecated name of :func:`connect`."""
+    warnings.warn("given is deprecated; use connect.", DeprecationWarning, stacklevel=2)
+    return connect(function, **names)
 
 
 class Transform(NamedTuple):

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
 
+__all__ = ["Calls", "align_calls", "entropy_branches", "top_k_entropy"]
+
 
 class Calls(NamedTuple):
     """Result of :func:`align_calls`.

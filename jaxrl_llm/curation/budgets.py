@@ -16,6 +16,20 @@ import numpy as np
 
 from jaxrl_llm.core import Array, checks, stats, traits
 
+__all__ = [
+    "best_allocate",
+    "cumulative_advantage",
+    "dars_extra_rollouts",
+    "dars_keep",
+    "greedy_allocate",
+    "grpo_signal_utility",
+    "rollout_priority",
+    "round_to_budget",
+    "sqrt_allocation",
+    "v0_extra_rollouts",
+    "xrpo_extra_rollouts",
+]
+
 # A count that is an integer in exact arithmetic may come out just above it in float32.
 _CEIL_SLACK = 1e-4
 

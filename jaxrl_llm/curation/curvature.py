@@ -24,6 +24,18 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
 
+__all__ = [
+    "CapoMoments",
+    "CapoScores",
+    "CapoSums",
+    "capo_adam",
+    "capo_bounds",
+    "capo_mask",
+    "capo_scores",
+    "capo_selection",
+    "sum_pi_cubed",
+]
+
 Fisher = Literal["sample", "full"]
 
 # Tokens whose matrices [top, D] are in memory together.

@@ -16,6 +16,21 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "Pairs",
+    "best_constrained",
+    "constrained_pairs",
+    "contrasts",
+    "filtration_weights",
+    "first_rollouts",
+    "r_squared",
+    "resample_groups",
+    "resample_on_correct",
+    "resample_rollouts",
+    "select_extremes",
+    "trace_penalty",
+]
+
 
 def first_rollouts(where: Array, *, count: int) -> Array:
     """The first rollouts of each group that take part.

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks
 
+__all__ = ["FewShot", "sample_few_shot"]
+
 
 class FewShot(NamedTuple):
     """Result of :func:`sample_few_shot`.

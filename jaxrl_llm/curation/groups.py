@@ -14,6 +14,18 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, ArrayTree, checks, masking, stats
 
+__all__ = [
+    "Compacted",
+    "compact_groups",
+    "ended_tokens",
+    "informative_groups",
+    "prs_keep_prob",
+    "prs_where",
+    "spread_groups",
+    "truncation_mask",
+    "window_tokens",
+]
+
 
 def informative_groups(
     rewards: Array,
@@ -35,7 +47,7 @@ def informative_groups(
       rewards: ``[..., G]``, floating point; compared without a ``metric``.
       metric: ``[..., G]``, floating point, compared in place of the rewards, such as the accuracy
         where length shapes the reward; or a mapping of names to such arrays, as a batch's reward
-        components: ``given(bind(informative_groups, name="accuracy"),
+        components: ``connect(bind(informative_groups, name="accuracy"),
         metric="reward_components")``. An entry of it that is NaN does not apply and is not
         compared.
       name: The entry of the mapping to compare.

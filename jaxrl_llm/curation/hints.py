@@ -34,6 +34,23 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "Spliced",
+    "adhint_ratio",
+    "continuation_mask",
+    "distilled_where",
+    "first_bad_step",
+    "guidance_stage",
+    "hint_level",
+    "hint_slots",
+    "minimal_hint",
+    "needs_hint",
+    "prefix_cuts",
+    "prefix_length",
+    "scaffold_slots",
+    "splice",
+]
+
 
 def needs_hint(rewards: Array, *, where: Array | None = None, threshold: float = 0.0) -> Array:
     """Groups in which no rollout is correct.

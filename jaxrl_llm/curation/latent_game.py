@@ -17,6 +17,8 @@ from jaxrl_llm.curation.strategies import (
     regret_update,
 )
 
+__all__ = ["LatentGame", "differing_values", "latent_policy"]
+
 
 class LatentGame(NamedTuple):
     """State of :func:`latent_policy`.

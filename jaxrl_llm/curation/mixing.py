@@ -14,6 +14,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "Replacement",
+    "ampo_select",
+    "best_teachers",
+    "comprehension_score",
+    "icpo_merge",
+    "mix_source_mask",
+]
+
 # The roles OWN, DEMONSTRATION and JUDGE of a request.
 _OWN_TEACHER_PROBE = (0, 2, 4)
 

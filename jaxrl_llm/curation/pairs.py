@@ -15,6 +15,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "SelectedPairs",
+    "mean_win_rate",
+    "missing_eos_penalty",
+    "right_over_wrong",
+    "select_pairs",
+    "win_rate_matrix",
+]
+
 
 class SelectedPairs(NamedTuple):
     """Result of :func:`select_pairs`.

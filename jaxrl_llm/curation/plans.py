@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks
 
+__all__ = ["stage_mask", "structured_score"]
+
 
 def structured_score(
     task: Array,

@@ -15,6 +15,17 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "SelectiveSample",
+    "advantage_sizes",
+    "fading_probs",
+    "recency_weights",
+    "replay_importance",
+    "replay_priorities",
+    "replay_scores",
+    "ssb_sample",
+]
+
 
 def replay_scores(advantages: Array, rewards: Array, *, where: Array | None = None) -> Array:
     """Scores of groups by their advantages and the spread of their rewards.

@@ -16,6 +16,19 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "JudgeItems",
+    "PooledGroups",
+    "SharedGroups",
+    "adaptive_rollouts",
+    "cap_items",
+    "judge_items",
+    "mixed_subset",
+    "pooled_groups",
+    "swarm_groups",
+    "top_entropy_steps",
+]
+
 NONE, POINT, PAIR = 0, 1, 2
 
 

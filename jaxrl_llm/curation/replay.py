@@ -16,6 +16,16 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, ArrayTree, checks, masking
 
+__all__ = [
+    "ReplayBuffer",
+    "ReplaySample",
+    "replacements",
+    "replay_add",
+    "replay_fresh",
+    "replay_init",
+    "replay_sample",
+]
+
 
 class ReplayBuffer(NamedTuple):
     """Stored items; their places have no order.

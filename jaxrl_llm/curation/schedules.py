@@ -12,6 +12,16 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, Transform, bind, checks, prints_as_call
 
+__all__ = [
+    "icpo_bonus",
+    "linear_schedule",
+    "no_update",
+    "scheduled",
+    "sqrt_lr",
+    "training_progress",
+    "warmup_cosine",
+]
+
 
 def linear_schedule(progress: Array, *, start: float, end: float) -> Array:
     """A straight line from ``start`` to ``end``.

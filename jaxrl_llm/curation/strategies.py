@@ -16,6 +16,17 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
 
+__all__ = [
+    "Operation",
+    "StrategyPair",
+    "apply_operations",
+    "k_means",
+    "nearest_centroid",
+    "regret_matching",
+    "regret_update",
+    "strategy_pair",
+]
+
 _KINDS = ("add", "update", "delete")
 
 

@@ -13,6 +13,14 @@ import jax.numpy as jnp
 from jaxrl_llm.core import Array, checks, masking, stats, traits
 from jaxrl_llm.curation.schedules import linear_schedule
 
+__all__ = [
+    "d3s_selection",
+    "max_variance_subset",
+    "mpt_advantages",
+    "mpt_mask",
+    "top_fraction_token_mask",
+]
+
 # Variances that differ by less are one: float32 cannot tell rounding from a difference.
 _TIE = 1e-6
 

@@ -16,6 +16,8 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.reasoning import without_reasoning
 from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, read_text
 
+__all__ = ["ReferenceMessages", "answer_texts", "solution_messages"]
+
 TEMPLATE = "{prompt}\n\n{solution}{feedback}Now answer the question at the top, correctly."
 SOLUTION = "A right answer to it is:\n\n{solution}\n\n"
 FEEDBACK = "An earlier attempt of yours was wrong. What was said of it:\n\n{feedback}\n\n"

@@ -10,6 +10,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, segments
 
+__all__ = [
+    "PatchDecision",
+    "ROLES",
+    "downsample_mask",
+    "downsample_turns",
+    "patch_decision",
+    "role_loss_mask",
+]
+
 ROLES = ("system", "user", "assistant", "tool", "generation_prompt")
 """Roles of the tokens of a conversation; a role id is an index into this tuple."""
 

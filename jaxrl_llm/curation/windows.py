@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks
 
+__all__ = ["Window", "window_push"]
+
 
 class Window(NamedTuple):
     """The latest numbers of a series, such as lengths of finished responses.

@@ -91,7 +91,7 @@ from jaxrl_llm.evolution.fitness import (
 )
 from jaxrl_llm.evolution.forward import eggroll_embed, eggroll_matmul, model_delta, perturb
 from jaxrl_llm.evolution.gradient import eggroll_grad
-from jaxrl_llm.evolution.integer import (
+from jaxrl_llm.evolution.integer.layers import (
     egg_embed,
     egg_gru,
     egg_log_likelihood,
@@ -102,8 +102,8 @@ from jaxrl_llm.evolution.integer import (
     int8_table,
     saturate,
 )
-from jaxrl_llm.evolution.integer_model import egg_evolve, egg_init, egg_noise, egg_scores
-from jaxrl_llm.evolution.integer_update import (
+from jaxrl_llm.evolution.integer.model import egg_evolve, egg_init, egg_noise, egg_scores
+from jaxrl_llm.evolution.integer.update import (
     egg_alpha,
     egg_step,
     egg_threshold,

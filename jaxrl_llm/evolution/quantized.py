@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, ArrayTree, checks, masking
-from jaxrl_llm.evolution.integer import LIMIT, check_int8, saturate
+from jaxrl_llm.evolution.integer.layers import LIMIT, check_int8, saturate
 
 
 def quantize_int8(w: Array, *, axis: int = -1, eps: float = 1e-12) -> tuple[Array, Array]:

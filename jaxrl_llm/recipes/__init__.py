@@ -4,7 +4,7 @@ from jaxrl_llm.recipes.batch import Batch, validate_batch
 from jaxrl_llm.recipes.catalog import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
 from jaxrl_llm.recipes.parts import Critic, ProcessRewardModel, RecipePart, Subagent, TurnUpdates
-from jaxrl_llm.recipes.presets import *  # noqa: F403
+from jaxrl_llm.recipes.presets import *
 from jaxrl_llm.recipes.presets import __all__ as _PRESET_NAMES
 from jaxrl_llm.recipes.presets.constrained import CgpoTask
 from jaxrl_llm.recipes.presets.evolution import eggroll, es_qiu, open_es

@@ -105,7 +105,7 @@ class Recipe:
         train; None for each prompt once an epoch. See
         :mod:`jaxrl_llm.curation.collectors.protocol`.
       computed: Numbers that the method needs beyond the batch, each a :class:`Computed`. Later
-        functions read them by name; see also ``core.given``.
+        functions read them by name; see also ``core.connect``.
       parts: What the method adds to the update beyond these slots: values of
         :class:`~jaxrl_llm.recipes.parts.RecipePart`, each of another kind. The arguments from
         ``critic`` to ``text_coef`` are short forms: each makes its part, and has the value of a

@@ -596,7 +596,7 @@ def _check_functions(recipe) -> None:
         if entry.name not in read:
             raise ValueError(
                 f"Recipe {recipe.name!r}: no function reads {label_of(entry)}; name it in one, or "
-                f"connect it with jaxrl_llm.given(function, parameter={entry.name!r})."
+                f"connect it with jaxrl_llm.connect(function, parameter={entry.name!r})."
             )
 
 

@@ -1,8 +1,8 @@
 """Coefficients that change from step to step: controllers for a Recipe's ``computed`` slot.
 
 A controller is a Transform: ``update(rewards, state, **context) -> (coefficient, state)``. The
-coefficient, float32 ``[]``, is in the context under the controller's name, and ``core.given``
-connects it to a term: ``given(kl_to_reference, coef="kl_coef")``. A step uses the coefficient from
+coefficient, float32 ``[]``, is in the context under the controller's name, and ``core.connect``
+connects it to a term: ``connect(kl_to_reference, coef="kl_coef")``. A step uses the coefficient of
 the previous step; its batch updates the next one. An option out of its documented range raises
 ValueError.
 """

@@ -292,9 +292,9 @@ def safe_controller(
 ) -> Transform:
     """:func:`safe_step` at every step, as the coefficient of a KL term.
 
-    The KL term is ``given(kl_to_reference, coef=...)``. KL (k1), entropy and reward are measured on
-    the batch, before the update. A batch without a token that takes part does not change the state,
-    and its coefficient is 0.
+    The KL term is ``connect(kl_to_reference, coef=...)``. KL (k1), entropy and reward are measured
+    on the batch, before the update. A batch without a token that takes part does not change the
+    state, and its coefficient is 0.
 
     Args:
       base, low, high, scale, entropy_floor: See the module.
@@ -514,7 +514,7 @@ def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
     References:
       Maity, SAFE (arXiv:2602.04651), uses the divergence of a preview of the step; its released
       trainer never calls it, so the preset does not use it. ``Computed("update_scale",
-      given(step_scale, kl="last_kl"), "batch")`` uses the divergence of the last step.
+      connect(step_scale, kl="last_kl"), "batch")`` uses the divergence of the last step.
     """
     checks.check_rank("step_scale", 0, kl=kl)
     checks.check_positive("step_scale", finite=True, max_kl=max_kl)

@@ -86,8 +86,10 @@ grpo(R, eps=nan)  # eps must be above 0; got nan
 grpo(R, scale="none", ddof=1)  # ddof=1 has no effect with scale='none'
 grpo(R, scale="none", eps=1e-06)  # eps=1e-06 has no effect with scale='none'
 grpo(R, scale="none", ddof=0, eps=0.0001)  # ddof=0 has no effect with scale='none'
-grpo(THREE, baseline="zero", scale="none")  # baseline='zero' takes scale='group' or 'batch'.*'none'
-grpo(THREE, baseline="bach")  # baseline must be one of 'group'.*'batch'
+grpo_from_baseline(THREE, baseline="zero", scale="none")  # scale must be one of 'group', 'batch'
+grpo_from_baseline(THREE, baseline="bach")  # baseline must be one of 'batch'
+grpo_from_baseline(THREE, baseline="zero", ddof=2)  # ddof must be one of 0, 1; got 2
+grpo_from_baseline(THREE, baseline="zero", eps=0.0)  # eps must be above 0; got 0
 gpg(R, mode="informatve")  # mode must be one of .* Did you mean 'informative'
 gpg(R, scale="batch")  # scale must be one of 'none', 'group'; got 'batch'
 gpg(R, eps=1e-06)  # eps=1e-06 has no effect with scale='none'

@@ -4,16 +4,19 @@
     dr_grpo   r - mean                     (1, 0, 0, 0) -> (3/4, -1/4, -1/4, -1/4)
     rloo      r - mean of the others       (1, 0, 0, 0) -> (1, -1/3, -1/3, -1/3)
 
-grpo may take its mean from the batch, from the others or from nowhere, and its deviation from the
-batch. grpo_split takes the mean of the rollouts that no guide steered. Equal rewards give exactly
-zero, a lone rollout zero or, with singleton="raw", its reward. `test_common.py` has their laws.
+grpo_from_baseline takes its mean from the batch, from the others or from nowhere. grpo may take its
+deviation from the batch. grpo_split takes the mean of the rollouts that no guide steered. Equal
+rewards give exactly zero, a lone rollout zero or, with singleton="raw", its reward.
+`test_common.py` has their laws.
 """
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from cheap import close, normal, quick, value_and_grad
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +24,7 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec
 from rows import for_each
 
-from jaxrl_llm.advantages import dr_grpo, grpo, grpo_split, rloo
+from jaxrl_llm.advantages import dr_grpo, grpo, grpo_from_baseline, grpo_split, rloo
 
 
 def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton="zero"):
@@ -107,7 +110,7 @@ def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, sing
     where[1, 0], where[1, 1] = False, np.arange(6) == 2
     options = {"baseline": baseline, "ddof": ddof, "eps": 1e-4, "singleton": singleton}
     options["scale"] = scale
-    got = grpo(np.where(where, rewards, np.nan), where=where, **options)
+    got = grpo_from_baseline(np.where(where, rewards, np.nan), where=where, **options)
     close(got, other_baselines(rewards, where, **options), atol=2e-6)
 
 
@@ -137,12 +140,21 @@ def test_other_baselines_equal_the_float64_reference(baseline, scale, ddof, sing
 def test_worked_numbers_of_other_baselines(rewards, options, expected):
 
     def total(rewards):
-        out = grpo(rewards, **options)
+        out = grpo_from_baseline(rewards, **options)
         return (out * rewards).sum(), out
 
     (_, out), slope = value_and_grad(total, has_aux=True)(np.array(rewards, np.float32))
     close(out, expected, atol=3e-6)
     assert np.isfinite(slope).all()
+
+
+@for_each("baseline", ["group", "zero"])
+def test_the_deprecated_keyword_of_grpo_still_works(baseline):
+    rewards = np.array([[3.0, 4.0], [0.0, 1.0]], np.float32)
+    with pytest.warns(DeprecationWarning, match="grpo_from_baseline"):
+        got = grpo(rewards, baseline=baseline, ddof=0)
+    new = grpo if baseline == "group" else partial(grpo_from_baseline, baseline=baseline)
+    assert got.tolist() == new(rewards, ddof=0).tolist()
 
 
 @for_each("scale, ddof", [("group", 0), ("group", 1), ("batch", 0), ("batch", 1), ("none", None)])

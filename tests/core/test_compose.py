@@ -1,4 +1,4 @@
-"""bind, given, Transform, stateless, chain and pipe.
+"""bind, connect, Transform, stateless, chain and pipe.
 
 - ``bind(f, a=1)`` is f with options: equal by value (1, 1.0 and True are three values), hashable,
   flat, and printed alike in every process. Misspelled or unhashable options are refused.
@@ -17,7 +17,8 @@ import pytest
 from bad_calls import bad_calls, raises
 from rows import for_each
 
-from jaxrl_llm import Transform, advantages, bind, chain, given, pipe, stateless
+import jaxrl_llm as jr
+from jaxrl_llm import Transform, advantages, bind, chain, connect, pipe, stateless
 from jaxrl_llm.core import Bound, accepted, call_with, functions_of, parts_of, traits_of
 from jaxrl_llm.core.compose import prints_as_call, stable_repr
 
@@ -118,7 +119,7 @@ TypeError:
     bind(3.0, tau_pos=2.0)  # expected a function; got float 3.0
     bind(getattr, default=2.0)  # the signature of getattr cannot be read
     call_with(gate, 2.0, context={})  # !.*mask
-    given(combined, reward="columns")  # combined has no parameter 'reward'
+    connect(combined, reward="columns")  # combined has no parameter 'reward'
     stateless(scaled).update(2.0, ())  # !.*factor
     stateless(scaled, facto=3.0)  # !.*Did you mean 'factor'
     stateless("grpo")  # expected a function; got str 'grpo'
@@ -152,20 +153,22 @@ def test_call_with_passes_only_what_is_named():
     assert call_with(lambda x, mask=5, /: (x, mask), 2.0, context=context) == (2.0, 5)
 
 
-def test_given_renames_a_parameter_which_the_context_then_must_have():
-    read = given(combined, rewards="columns")
+def test_connect_renames_a_parameter_which_the_context_then_must_have():
+    read = connect(combined, rewards="columns")
     found, _ = stateless(read).update(5, (), columns={"a": 1}, where=3, other=2)
     assert found == ({"a": 1}, 3, None)
     assert list(inspect.signature(read).parameters) == ["_rewards", "where", "weights", "columns"]
-    parameters = inspect.signature(given(combined, weights="scales")).parameters
+    parameters = inspect.signature(connect(combined, weights="scales")).parameters
     assert parameters["scales"].default is inspect.Parameter.empty and "weights" not in parameters
-    assert given(combined, weights="scales")(1, scales=7) == (1, None, 7)
+    assert connect(combined, weights="scales")(1, scales=7) == (1, None, 7)
     # An entry may have the name of the place that it takes.
-    assert given(combined, rewards="rewards")(5, rewards=7) == (7, None, None)
-    one, two = (given(bind(combined, weights=3), rewards="columns") for _ in range(2))
+    assert connect(combined, rewards="rewards")(5, rewards=7) == (7, None, None)
+    one, two = (connect(bind(combined, weights=3), rewards="columns") for _ in range(2))
     assert one == two and hash(one) == hash(two) and one.__name__ == "combined"
-    assert repr(one) == "given(combined(weights=3), rewards='columns')"
-    assert repr(read) == "given(combined, rewards='columns')"
+    assert repr(one) == "connect(combined(weights=3), rewards='columns')"
+    assert repr(read) == "connect(combined, rewards='columns')"
+    with pytest.warns(DeprecationWarning, match="use connect"):
+        assert jr.given(combined, rewards="columns") == read
 
 
 def test_stateless_hands_over_only_the_context_that_is_named():

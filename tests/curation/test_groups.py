@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jaxrl_llm.advantages import grpo
-from jaxrl_llm.core import bind, stateless
-from jaxrl_llm.core import given as connect
+from jaxrl_llm.core import bind, connect, stateless
 
 compiled = jax.jit(cur.informative_groups, static_argnames="keep_singletons")
 advantages_of = jax.jit(grpo)

@@ -202,7 +202,9 @@ def test_the_rule_of_the_most_uncertain_tokens_fits_the_slot_that_its_row_names(
 )
 def test_a_row_of_a_controller_says_how_a_recipe_reads_its_coefficient(name, slot):
     (row,) = catalog.find_peer_names(name)
-    computed, reader = re.search(r"computed=(.*\),\)), .* (jr\.given\(.*?\))", row.differs).groups()
+    computed, reader = re.search(
+        r"computed=(.*\),\)), .* (jr\.connect\(.*?\))", row.differs
+    ).groups()
     (entry,) = computed = eval(computed, {"jr": jaxrl_llm})
     assert repr(entry.function) == repr(made_by(row.ours)())
     reads = eval(reader, {"jr": jaxrl_llm})

@@ -104,7 +104,7 @@ def test_wrong_kinds_are_refused(error, call, message):
 
 def term_of(name):
     """A function of the context entry ``name`` alone."""
-    return jr.given(lambda mask, *, x: jnp.where(mask, x, 0.0), x=name)
+    return jr.connect(lambda mask, *, x: jnp.where(mask, x, 0.0), x=name)
 
 
 ONE_NAME_FOR_TWO_THINGS_IS_REFUSED = r"""
@@ -202,7 +202,7 @@ def test_what_a_slot_may_name():
     loose(computed=(controller, of("a", jr.stateless(same), "controller")))
     loose(inputs=("late",), advantage=jr.stateless(same))
     loose(computed=(scored,), advantage=jr.stateless(same))
-    loose(critic=critic(returns=jr.given(returns_of, values="late")), computed=LATE)
+    loose(critic=critic(returns=jr.connect(returns_of, values="late")), computed=LATE)
 
     def row(logits, targets, *, late):
         return logits[:, 0] + late
@@ -249,7 +249,7 @@ def test_what_prepare_names_is_known_before_it_runs():
     assert loose(computed=(of("a", keyed),)).draws
     assert not plain().reads_last_kl
     assert loose(computed=(of("a", measured),)).reads_last_kl
-    barrier = jr.stateless(jr.given(jr.bind(jr.surrogates.kl_barrier, beta=1.0), kl="last_kl"))
+    barrier = jr.stateless(jr.connect(jr.bind(jr.surrogates.kl_barrier, beta=1.0), kl="last_kl"))
     assert loose(computed=(of("a", barrier, "controller"),)).reads_last_kl
     expected = {"mssr"}
     for name in ("drpo_len", "mssr", "grpo", "adaptive_kl", "ppo_max"):
@@ -670,7 +670,7 @@ def test_what_nobody_reads_is_refused():
     entry = of("kl_coef", controller, "controller")
     with pytest.raises(ValueError, match=r"no function reads computed 'kl_coef' \(contr"):
         plain(computed=(entry,), regularizers=(kl,))
-    plain(computed=(entry,), regularizers=(jr.given(kl, coef="kl_coef"),))
+    plain(computed=(entry,), regularizers=(jr.connect(kl, coef="kl_coef"),))
     for source in ("policy", "old_policy", "reference", "teacher", "batch"):
         function = LATE[0].function if source == "batch" else mean_logit
         with pytest.raises(ValueError, match=rf"no function reads computed 'late' \({source}\)"):

@@ -312,7 +312,7 @@ def test_kl_from_old_and_its_barrier():
     close(extra, -factor * MASK / MASK.sum(), rtol=1e-3, atol=1e-6)
 
     # The coefficient as a controller.
-    controller = jr.stateless(jr.bind(jr.given(kl_barrier, kl="last_kl"), beta=10.0, delta=0.5))
+    controller = jr.stateless(jr.bind(jr.connect(kl_barrier, kl="last_kl"), beta=10.0, delta=0.5))
     value, state = controller.update(jnp.ones((2, 3)), (), last_kl=jnp.float32(0.75), where=None)
     assert float(value) == 2.5
     assert state == ()

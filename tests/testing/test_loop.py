@@ -132,7 +132,7 @@ def still(reference, params, step):
 
 @pytest.mark.slow
 def test_what_does_not_move_fails():
-    kl = jr.given(jr.bind(jr.regularizers.kl_to_reference), coef="kl_coef")
+    kl = jr.connect(jr.bind(jr.regularizers.kl_to_reference), coef="kl_coef")
     controller = Computed("kl_coef", forgetful(), "controller")
     recipe = jr.recipes.grpo().replace(name="forgetful", regularizers=(kl,), computed=(controller,))
     with pytest.raises(AssertionError, match="'forgetful': the state of its controller 'kl_coef'"):

@@ -137,7 +137,7 @@ def test_the_critic_moves_alone_and_what_follows_the_policy_waits():
     """One step of the warmup and two after it, of a recipe with all that could move."""
     recipe = jr.recipes.adaptive_kl(initial=0.5, target=1e-3, horizon=10.0)
     others = (Computed("learner", learner(), "controller"), Computed("kl", watcher(), "controller"))
-    read = [jr.given(jr.regularizers.kl_to_reference, coef=name) for name in ("learner", "kl")]
+    read = [jr.connect(jr.regularizers.kl_to_reference, coef=name) for name in ("learner", "kl")]
     recipe = recipe.replace(
         critic=dataclasses.replace(recipe.critic, warmup=1),
         computed=(*recipe.computed, *others),
@@ -206,7 +206,7 @@ def test_a_controller_of_a_statistic_of_the_policy_follows_it():
             Computed("least", least, "old_policy"),
             *(Computed(n, x, "controller") for n, x in zip("ab", controllers, strict=True)),
         ),
-        regularizers=tuple(jr.given(kl, coef=name) for name in "ab"),
+        regularizers=tuple(jr.connect(kl, coef=name) for name in "ab"),
     )
     assert recipe.policy_controllers == {"a"}  # of which alone the updates wait
 

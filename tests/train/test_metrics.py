@@ -228,10 +228,10 @@ def test_clips_are_of_the_ratio_that_a_surrogate_bounds():
     plain = jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.2)
     want = clip_metrics(plain, zeros + 1.0, prepared)["clip_fraction"]
     # Below other names: the ratio is to what sampled, wherever the step began.
-    renamed = jr.given(plain, old_logp="behavior_logp")
+    renamed = jr.connect(plain, old_logp="behavior_logp")
     stale = prepared.replace(behavior_logp=zeros, old_logp=zeros + 9.0)
     assert clip_metrics(renamed, zeros + 1.0, stale)["clip_fraction"] == want > 0
-    of_batch = jr.given(jr.surrogates.ppo_clip, eps_low="lows", eps_high="highs")
+    of_batch = jr.connect(jr.surrogates.ppo_clip, eps_low="lows", eps_high="highs")
     assert not clip_metrics(of_batch, zeros + 1.0, prepared)
 
     # A custom surrogate states its clip.

@@ -211,8 +211,8 @@ def test_gap_to_the_sampler_is_of_the_policy_before_its_first_update():
 @pytest.mark.parametrize("options", [{}, {"minibatches": 2}])
 def test_the_kl_of_an_update_is_measured_after_it(options):
     """Also where there is one: a method that reads it would otherwise see 0 for ever."""
-    barrier = jr.stateless(jr.given(jr.bind(jr.surrogates.kl_barrier), kl="last_kl"))
-    term = jr.given(jr.surrogates.kl_from_old, coef="kl_coef")
+    barrier = jr.stateless(jr.connect(jr.bind(jr.surrogates.kl_barrier), kl="last_kl"))
+    term = jr.connect(jr.surrogates.kl_from_old, coef="kl_coef")
     recipe, batch = jr.recipes.drpo_len(length=5), make_batch(prompts=4)
     recipe = recipe.replace(
         computed=(jr.recipes.Computed("kl_coef", barrier, "controller"),), regularizers=(term,)

@@ -256,6 +256,7 @@ def test_what_earlier_versions_wrote_otherwise_is_no_change(recipe, slot, old):
         ("recipe.surrogate", "sdpo(the_is_clip=1)", "sdpo(the_cap=1)", True),
         ("reward", "sdpo(is_clip=1)", "sdpo(cap=1)", True),
         ("recipe.surrogate", "sdpo(is_clip=1)", "sdpo(is_clip=1)", False),
+        ("recipe.surrogate", "given(f(a=1), b='c')", "connect(f(a=1), b='c')", False),
         ("recipe.selection", "capo_selection(lr=1)", "capo_selection(learning_rate=1)", False),
         # Earlier versions wrote "Bound" for the name of a bound reward in a pool.
         ("reward", "Bound", "code_stdio", False),

@@ -20,6 +20,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     on_host,
 )
 
+__all__ = ["degraded_pairs"]
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Degraded(Offline):

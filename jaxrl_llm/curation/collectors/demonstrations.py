@@ -26,6 +26,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
 )
 
+__all__ = ["demonstrations"]
+
 
 def demonstrations_of(function: str, row: Mapping[str, Any], column: str) -> list[str | np.ndarray]:
     """The demonstrations of a prompt's row: texts or token ids, one or a list of several.

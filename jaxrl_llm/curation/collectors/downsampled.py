@@ -23,6 +23,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 
+__all__ = ["DownsampledState", "downsampled"]
+
 # What a rule may read besides the components of the reward.
 _OWN_NAMES = ("rewards", "where", "lengths", "truncated", "count", "key")
 

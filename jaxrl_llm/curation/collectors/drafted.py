@@ -19,6 +19,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     stack_outcomes,
 )
 
+__all__ = ["drafted"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Drafted:

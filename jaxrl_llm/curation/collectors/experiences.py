@@ -32,6 +32,15 @@ from jaxrl_llm.curation.collectors.protocol import (
 from jaxrl_llm.curation.groups import informative_groups
 from jaxrl_llm.curation.strategies import Operation, apply_operations
 
+__all__ = [
+    "Experiences",
+    "experience_message",
+    "experience_texts",
+    "experienced",
+    "parse_operations",
+    "review_message",
+]
+
 
 class Experiences(NamedTuple):
     """State of :func:`experienced`: a library of C texts.

@@ -20,6 +20,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 
+__all__ = ["GroupHandle", "OpenBatch", "from_generator"]
+
 
 @dataclasses.dataclass(eq=False)
 class GroupHandle:

@@ -19,6 +19,8 @@ from jaxrl_llm.curation.prompts.bins import (
     pass_history_update,
 )
 
+__all__ = ["RolloutGdroState", "rollout_gdro_memory"]
+
 
 class RolloutGdroState(NamedTuple):
     """State of :func:`rollout_gdro_memory`.

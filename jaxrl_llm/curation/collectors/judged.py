@@ -28,6 +28,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.recycling import NONE, POINT, cap_items, judge_items
 
+__all__ = ["judge_message", "judged", "refine_message"]
+
 _VERDICTS = {1: ("no", "yes"), 2: ("first", "second")}
 
 

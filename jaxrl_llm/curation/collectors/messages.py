@@ -21,6 +21,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 
+__all__ = ["budgeted", "paraphrased", "told_budgets"]
+
 BUDGET_TEMPLATE = "{prompt}\n\nAnswer within {budget} tokens."
 
 

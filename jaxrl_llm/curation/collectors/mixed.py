@@ -20,6 +20,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     width_of,
 )
 
+__all__ = ["mixed"]
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Mixed:

@@ -14,6 +14,8 @@ from typing import Any
 
 from jaxrl_llm.curation.collectors.protocol import sources_of
 
+__all__ = ["Needs", "needs_of_sources"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Needs:

@@ -42,6 +42,16 @@ from jaxrl_llm.curation.collectors.protocol import (
 from jaxrl_llm.curation.collectors.visits import in_epochs
 from jaxrl_llm.curation.few_shot import sample_few_shot
 
+__all__ = [
+    "few_shot_pairs",
+    "offline_labels",
+    "offline_lists",
+    "offline_pairs",
+    "offline_steps",
+    "offline_triples",
+    "only_demonstrations",
+]
+
 SHOT = "Question: {question}\nPreferred answer: {chosen}\nOther answer: {rejected}"
 FEW_SHOT = "{shots}\n\nAnswer as the same user prefers.\n\nQuestion: {question}"
 

@@ -24,6 +24,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 
+__all__ = ["PartialState", "partial_rollouts", "windowed"]
+
 
 class PartialState(NamedTuple):
     """State of :func:`partial_rollouts`: C groups of G rollouts of at most T tokens; 0 elsewhere.

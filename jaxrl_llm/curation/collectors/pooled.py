@@ -26,6 +26,8 @@ from jaxrl_llm.curation.collectors.visits import in_epochs
 from jaxrl_llm.curation.recycling import adaptive_rollouts, pooled_groups
 from jaxrl_llm.curation.replay import ReplayBuffer
 
+__all__ = ["PooledState", "pooled"]
+
 
 class PooledState(NamedTuple):
     """State of :func:`pooled`.

@@ -25,6 +25,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     on_host,
 )
 
+__all__ = ["predict_message", "predicted"]
+
 PREDICT_TEMPLATE = (
     "{prompt}\n\nDo not solve this. Think about 8 attempts of yours, then reply with JSON: "
     '{{"math_notion": [concepts not named above], "pass_rate": 0 to 8, "solution_length": tokens}}'

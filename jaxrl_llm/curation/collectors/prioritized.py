@@ -31,6 +31,8 @@ from jaxrl_llm.curation.prompts.beliefs import (
 )
 from jaxrl_llm.curation.prompts.selection import candidate_pool, draw_prompts, select_top
 
+__all__ = ["prioritized"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Prioritized:

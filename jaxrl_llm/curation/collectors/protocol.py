@@ -51,6 +51,23 @@ import numpy as np
 
 from jaxrl_llm.core import Array, ArrayTree
 
+__all__ = [
+    "Collection",
+    "Collector",
+    "DEMONSTRATION",
+    "Decision",
+    "HINTED",
+    "JUDGE",
+    "OWN",
+    "Outcome",
+    "REPLAYED",
+    "Request",
+    "Response",
+    "Row",
+    "TEXT",
+    "in_order",
+]
+
 # Roles of a rollout: sampled for this batch; the same with help in its prompt; written by another
 # policy; sampled for an earlier batch; an answer to a question about other rollouts; a text of the
 # data, which answers nothing.

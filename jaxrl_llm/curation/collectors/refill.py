@@ -19,6 +19,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     stack_outcomes,
 )
 
+__all__ = ["refill"]
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Refill(GeneratorCollector):

@@ -40,6 +40,8 @@ from jaxrl_llm.curation.replay import (
     replay_sample,
 )
 
+__all__ = ["ReplayedState", "StoredGroups", "replayed", "stored_request"]
+
 
 class StoredGroups(NamedTuple):
     """The items of a buffer: groups of at most G rollouts of at most T tokens; 0 elsewhere.

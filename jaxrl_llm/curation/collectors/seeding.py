@@ -12,6 +12,8 @@ from jaxrl_llm.curation.collectors.two_phase import Memory
 from jaxrl_llm.curation.prompts.embeddings import hashed_words
 from jaxrl_llm.curation.prompts.similarity import nearest_solved
 
+__all__ = ["SolvedExamples", "seeded_message", "solved_examples"]
+
 
 class SolvedExamples(NamedTuple):
     """State of :func:`solved_examples`: the latest solution of each of up to C prompts.

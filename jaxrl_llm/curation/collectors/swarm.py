@@ -30,6 +30,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.recycling import swarm_groups
 
+__all__ = ["Swarm", "SwarmGroup", "shared", "shared_folder"]
+
 _FORMAT = 1
 _NODE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = re.compile(rf"({_NODE.pattern})\.(\d{{8,12}})\.json")

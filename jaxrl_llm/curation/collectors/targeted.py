@@ -31,6 +31,8 @@ from jaxrl_llm.curation.prompts.embeddings import hashed_magnitudes
 from jaxrl_llm.curation.prompts.selection import gumbel_top, target_logits
 from jaxrl_llm.curation.prompts.similarity import attention_rates, linear_recalibration
 
+__all__ = ["TargetedState", "targeted"]
+
 
 class TargetedState(NamedTuple):
     """State of :func:`targeted`.

@@ -23,6 +23,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     width_of,
 )
 
+__all__ = ["TemperedState", "entropy_temperature"]
+
 
 class TemperedState(NamedTuple):
     """State of :func:`entropy_temperature`: NumPy arrays.

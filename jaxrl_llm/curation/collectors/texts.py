@@ -20,6 +20,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     in_order,
 )
 
+__all__ = ["plain_texts"]
+
 # How a response ended, as in rollout.types.
 _LENGTH, _STOP = 0, 1
 

@@ -31,6 +31,8 @@ from jaxrl_llm.curation.prompts.beliefs import (
     belief_update,
 )
 
+__all__ = ["Memory", "TwoPhaseState", "remembered_rates", "two_phase"]
+
 
 class Memory(Protocol):
     """What an allocator remembers of the prompts from batch to batch.
@@ -298,7 +300,7 @@ def _columns(collector, function: Callable, context: dict[str, Any]) -> dict[str
     """Numbers of the prompts' rows ``[P]`` that a function names and nothing else brings."""
     columns = {}
     for name, parameter in accepted(function).items():
-        # `given` names a place that it fills from elsewhere with an underscore.
+        # `connect` names a place that it fills from elsewhere with an underscore.
         optional = parameter.default is not inspect.Parameter.empty or name.startswith("_")
         if optional or name in context:
             continue

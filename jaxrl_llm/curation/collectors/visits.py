@@ -33,6 +33,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 from jaxrl_llm.curation.hints import hint_level, prefix_cuts
 from jaxrl_llm.curation.plans import stage_mask
 
+__all__ = ["hint_levels", "in_epochs", "prefixed", "staged"]
+
 
 def next_visits(
     visits: Mapping[str, np.ndarray], *, count: int, seed: int, where: np.ndarray | None = None

@@ -18,6 +18,14 @@ import optax
 from jaxrl_llm.core import Array, checks, masking
 from jaxrl_llm.curation.prompts.similarity import RateCalibration, attention_rates, calibrate_rates
 
+__all__ = [
+    "RateAdapter",
+    "RateProjection",
+    "adapted_rates",
+    "rate_adapter_fit",
+    "rate_adapter_init",
+]
+
 
 class RateProjection(NamedTuple):
     """Weights of a network from embeddings to vectors whose products say how alike prompts are.

@@ -13,6 +13,8 @@ import numpy as np
 from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.curation.prompts.bins import exponential_weights
 
+__all__ = ["arm_scores_update", "choose_arms", "gdro_extra_rollouts", "shadow_price"]
+
 
 def choose_arms(
     log_probs: Array, counts: Array, *, arms: tuple[int, ...], total: int

@@ -17,6 +17,16 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "PromptBelief",
+    "belief_init",
+    "belief_mean",
+    "belief_update",
+    "beta_bernoulli_information",
+    "thompson_rates",
+    "variance_reduction",
+]
+
 
 class PromptBelief(NamedTuple):
     """Pseudo-counts of success and failure of each prompt, including the prior.

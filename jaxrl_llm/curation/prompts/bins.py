@@ -17,6 +17,18 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
 
+__all__ = [
+    "BinScores",
+    "PassHistory",
+    "bin_means",
+    "bin_scores_update",
+    "difficulty_bins",
+    "exponential_weights",
+    "pass_history_init",
+    "pass_history_rate",
+    "pass_history_update",
+]
+
 
 class PassHistory(NamedTuple):
     """Whether the last H groups of each prompt had a correct answer.

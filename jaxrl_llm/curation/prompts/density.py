@@ -4,6 +4,8 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 
+__all__ = ["density_ratios"]
+
 _STEPS = 50  # of Newton; a few are enough
 
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 
+__all__ = ["hashed_magnitudes", "hashed_responses", "hashed_words"]
+
 # An integer or a decimal number, whose thousands may be separated by commas.
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 

@@ -25,6 +25,8 @@ from jaxrl_llm.curation.prompts.bins import (
     pass_history_update,
 )
 
+__all__ = ["PromptGdroState", "bin_advantage_weights", "clipped_losses", "prompt_gdro"]
+
 Signal = Literal["loss", "failure"]
 
 

@@ -24,6 +24,19 @@ from jaxrl_llm.curation.prompts.beliefs import (
     variance_reduction,
 )
 
+__all__ = [
+    "candidate_pool",
+    "draw_prompts",
+    "gumbel_top",
+    "insight_scores",
+    "learnability",
+    "nearest_target",
+    "select_top",
+    "target_logits",
+    "vade_information_gain",
+    "within_band",
+]
+
 
 def learnability(rates: Array, *, power: float = 1.0) -> Array:
     """The variance of one outcome: largest for a success rate of 1/2.

@@ -16,6 +16,14 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
 
+__all__ = [
+    "RateCalibration",
+    "attention_rates",
+    "calibrate_rates",
+    "linear_recalibration",
+    "nearest_solved",
+]
+
 
 def attention_rates(
     queries: Array,

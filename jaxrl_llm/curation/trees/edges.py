@@ -9,6 +9,8 @@ from jaxrl_llm.core import Array, checks
 from jaxrl_llm.core.branches import branches, sampled_here
 from jaxrl_llm.curation.trees.forks import depth_prune, width_prune
 
+__all__ = ["branch_tokens", "segment_tokens"]
+
 
 def branch_tokens(
     advantages: Array,

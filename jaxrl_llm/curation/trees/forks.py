@@ -15,6 +15,22 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "Candidates",
+    "branch_candidates",
+    "branch_capacity",
+    "depth_prune",
+    "edit_distance",
+    "lookahead_prune",
+    "rouge_l",
+    "segment_forks",
+    "split_points",
+    "suffix_match",
+    "top_entropy_forks",
+    "tree_rollouts",
+    "width_prune",
+]
+
 
 def top_entropy_forks(old_entropy: Array, mask: Array, *, count: int) -> Array:
     """The tokens of a response before which it forks: the tokens with the largest entropy.

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
 
+__all__ = ["line_starts", "spo_cutpoints", "stretch_starts", "uncertain_tokens"]
+
 
 def line_starts(breaks: Array, mask: Array, *, count: int) -> Array:
     """The first token of each line: the first of the response, and those after a line break.

@@ -17,6 +17,18 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+__all__ = [
+    "ScoreBins",
+    "length_cutoff",
+    "predictive_gate",
+    "quality_loss",
+    "score_bins_init",
+    "score_bins_update",
+    "score_rates",
+    "survival_rates",
+    "systematic_survivors",
+]
+
 
 def quality_loss(logits: Array, rewards: Array, *, where: Array | None = None) -> Array:
     """Cross entropy of a quality head, which predicts whether a partial rollout will be correct.

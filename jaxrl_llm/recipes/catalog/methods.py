@@ -10,7 +10,7 @@ BANDIT = NUMPY + ", enumeration of a bandit"
 METHODS = (
     # Policy gradients.
     Method("grpo", "Group relative policy optimization", "2402.03300", "advantage",
-        ("advantages.grpo",), preset="grpo"),
+        ("advantages.grpo", "advantages.grpo_from_baseline"), preset="grpo"),
     Method("dr_grpo", "GRPO without its two biased divisions", "2503.20783", "advantage",
         ("advantages.dr_grpo",), preset="dr_grpo"),
     Method("rloo", "REINFORCE leave-one-out", "2402.14740", "advantage", ("advantages.rloo",),

@@ -139,7 +139,7 @@ PEER_NAMES = (
         "jr.regularizers.adaptive_entropy", ("entropy_bonus",),
         "A controller of the coefficient: computed=(jr.recipes.Computed('entropy_coef', "
         "jr.regularizers.adaptive_entropy(), 'controller'),), for the regularizer "
-        "jr.given(jr.regularizers.entropy_bonus, coef='entropy_coef'). TRL switches the bonus by "
+        "jr.connect(jr.regularizers.entropy_bonus, coef='entropy_coef'). TRL switches the bonus by "
         "the entropy of the previous step, ours by that of the current step."),
     PeerName("TRL", "GRPOConfig.entropy_target", "",
         "jr.regularizers.adaptive_entropy(target=0.2)", ("entropy_bonus",),
@@ -151,7 +151,7 @@ PEER_NAMES = (
     PeerName("TRL", "GRPOConfig.entropy_coef_max", "",
         "jr.regularizers.adaptive_entropy(high=1.0)", ("entropy_bonus",)),
     PeerName("TRL", "GRPOConfig.top_entropy_quantile", "",
-        "jr.given(jr.bind(jr.curation.top_fraction_token_mask, fraction=0.2), "
+        "jr.connect(jr.bind(jr.curation.top_fraction_token_mask, fraction=0.2), "
         "scores='old_entropy')", (),
         "TRL masks only the policy loss: the other tokens stay in its denominator and in the KL "
         "term. In the slot selection, ours leaves them out of both. With "
@@ -448,7 +448,7 @@ PEER_NAMES = (
         "jr.regularizers.adaptive_kl", ("adaptive_kl",),
         "A controller of the coefficient: computed=(jr.recipes.Computed('kl_coef', "
         "jr.regularizers.adaptive_kl(), 'controller'),), for the advantage "
-        "jr.given(jr.advantages.kl_shaped_rewards, kl_coef='kl_coef') and what follows it in a "
+        "jr.connect(jr.advantages.kl_shaped_rewards, kl_coef='kl_coef') and what follows it in a "
         "chain. verl reads it only with use_kl_in_reward."),
     PeerName("verl", "algorithm.filter_groups.enable", "True",
         "jr.curation.refill(jr.curation.informative_groups)", ("dynamic_sampling", "dapo_clip"),
@@ -480,14 +480,14 @@ PEER_NAMES = (
         "lower. verl's default trainer still counts rejected tokens in its mean over tokens, as "
         "keep_denominator=True of jr.corrections.rollout_correction does."),
     PeerName("verl", "algorithm.rollout_correction.bypass_mode", "True",
-        "jr.recipes.grpo(kl_coef=0.0).replace(surrogate=jr.given(jr.bind(jr.surrogates.ppo_clip, "
+        "jr.recipes.grpo(kl_coef=0.0).replace(surrogate=jr.connect(jr.bind(jr.surrogates.ppo_clip, "
         "dual_clip=3.0), old_logp='behavior_logp'), weights=jr.aggregate.token_mean)",
         ("rollout_correction",),
         "As loss_type='ppo_clip' has it: the old policy is the one that sampled. The dual clip is "
         "clip_ratio_c. verl's default trainer keeps loss_mode and neither weighs nor rejects; the "
         "older one (trainer.use_v1=False) sets loss_mode='bypass_mode', which rejects."),
     PeerName("verl", "algorithm.rollout_correction.loss_type", "reinforce",
-        "jr.recipes.grpo(kl_coef=0.0).replace(surrogate=jr.given(jr.bind(jr.surrogates.cispo, "
+        "jr.recipes.grpo(kl_coef=0.0).replace(surrogate=jr.connect(jr.bind(jr.surrogates.cispo, "
         "w_min=0.0, w_max=2.0), old_logp='behavior_logp'), weights=jr.aggregate.token_mean)", (),
         "With bypass_mode=True and rollout_is='token'; w_max is rollout_is_threshold. Without "
         "rollout_is it is jr.surrogates.reinforce. verl's default trainer does not read it, the "
@@ -842,7 +842,7 @@ PEER_NAMES = (
         "jr.regularizers.adaptive_kl", ("adaptive_kl",),
         "A controller of the coefficient: computed=(jr.recipes.Computed('kl_coef', "
         "jr.regularizers.adaptive_kl(), 'controller'),), for the advantage "
-        "jr.given(jr.advantages.kl_shaped_rewards, kl_coef='kl_coef') and what follows it in a "
+        "jr.connect(jr.advantages.kl_shaped_rewards, kl_coef='kl_coef') and what follows it in a "
         "chain."),
     PeerName("OpenRLHF", "--actor.eps_clip_low_high", "",
         "jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.28)", ("ppo_clip",)),

@@ -23,6 +23,8 @@ from jaxrl_llm.recipes.parts.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["arpo", "m_grpo", "oprl", "portool", "seeupo"]
+
 
 def arpo(
     *,

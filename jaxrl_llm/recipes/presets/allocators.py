@@ -10,9 +10,11 @@ Options that these presets share:
 from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.core import bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
+
+__all__ = ["rollout_gdro", "v05_baseline", "v0_budget", "xrpo"]
 
 
 def v0_budget(
@@ -53,7 +55,7 @@ def v0_budget(
         name="v0_budget",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         collector=curation.two_phase(
-            given(allocate, rates="prior") if prior == "data" else allocate,
+            connect(allocate, rates="prior") if prior == "data" else allocate,
             first=first,
             max_rollouts=max_rollouts,
             memory=memory,
@@ -100,7 +102,7 @@ def v05_baseline(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
         collector=curation.two_phase(
-            given(goes_on, mean="accuracy", count="counts", prior="prior"),
+            connect(goes_on, mean="accuracy", count="counts", prior="prior"),
             first=first,
             max_rollouts=max_rollouts,
             rounds=max_rollouts - first,

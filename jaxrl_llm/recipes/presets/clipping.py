@@ -7,10 +7,31 @@ averaged over non-empty sequences; TRL and verl's trainer also count empty rows.
 from collections.abc import Callable
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, overlong, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+__all__ = [
+    "cispo",
+    "clip_cov",
+    "dispo",
+    "dppo_kl",
+    "dppo_tv",
+    "drpo_len",
+    "fipo",
+    "gbpo",
+    "gmpo",
+    "gspo",
+    "gvpo",
+    "hapo",
+    "kl_cov",
+    "luspo",
+    "minpro",
+    "real",
+    "rover",
+    "sapo",
+]
 
 
 def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
@@ -167,7 +188,7 @@ def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> 
     surrogate = bind(surrogates.minpro, w_min=w_min, w_max=w_max, cap_one=cap_one)
     return from_base(
         name="minpro",
-        surrogate=given(surrogate, old_logp="behavior_logp"),
+        surrogate=connect(surrogate, old_logp="behavior_logp"),
         paper="arXiv:2601.22718",
     )
 
@@ -230,7 +251,7 @@ def _dppo(name: str, surrogate: Callable, length: float | None) -> Recipe:
     return from_base(
         name=name,
         advantage=stateless(advantages.dr_grpo),
-        surrogate=given(surrogate, old_logp="behavior_logp"),
+        surrogate=connect(surrogate, old_logp="behavior_logp"),
         weights=of_length or aggregate.token_mean,
         minibatches=8,
         paper="arXiv:2602.04879",
@@ -276,7 +297,7 @@ def gbpo(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
       Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER; the weighting is our reading.
     """
     # The rewards, in place of the advantages that an entry computed from the batch gets.
-    median = given(surrogates.median_advantage, rewards="rewards")
+    median = connect(surrogates.median_advantage, rewards="rewards")
     return from_base(
         name="gbpo",
         advantage=stateless(advantages.grpo, ddof=0),
@@ -348,7 +369,7 @@ def hapo(
         name="hapo",
         advantage=chain(*penalty, credit) if penalty else credit,
         computed=(Computed("entropy_signal", bind(_entropy_signal, quantile=quantile), "batch"),),
-        surrogate=given(surrogate, signal="entropy_signal"),
+        surrogate=connect(surrogate, signal="entropy_signal"),
         collector=curation.entropy_temperature(measure, tau=tau) if tau else None,
         minibatches=16,
         paper="arXiv:2509.16591",
@@ -594,7 +615,7 @@ def drpo_len(
       DRPO (arXiv:2510.04474), defaults of the authors' scripts, four minibatches among them.
     """
     barrier = bind(surrogates.drpo_kl_coef, beta=beta, delta=delta, estimator=kl_estimator)
-    kl = given(bind(surrogates.kl_from_old, estimator=kl_estimator), coef="kl_coef")
+    kl = connect(bind(surrogates.kl_from_old, estimator=kl_estimator), coef="kl_coef")
     return from_base(
         name="drpo_len",
         advantage=stateless(advantages.dr_grpo),

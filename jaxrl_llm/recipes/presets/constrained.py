@@ -16,8 +16,8 @@ from jaxrl_llm.core import (
     call_with,
     chain,
     checks,
+    connect,
     functions_of,
-    given,
     pipe,
     stateless,
     traits_of,
@@ -28,6 +28,8 @@ from jaxrl_llm.curation.collectors.hints.hinted import prompt_name, read_column
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+__all__ = ["cgpo"]
 
 Optimizer = Literal["crpg", "codpo", "crraft"]
 
@@ -186,8 +188,8 @@ def _judged(task: CgpoTask, answered: bool, *, soft: bool) -> Callable:
     judged = bind(rewards.crpg_rewards, budget=budget)
     judged = judged if soft else bind(judged, soft=False)
     if answered:
-        return given(judged, reference="imitated")
-    return given(judged, baseline="greedy_rewards")
+        return connect(judged, reference="imitated")
+    return connect(judged, baseline="greedy_rewards")
 
 
 def _codpo(task: CgpoTask, collector: curation.Collector | None) -> Recipe:

@@ -19,11 +19,13 @@ import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
 from jaxrl_llm.advantages.returns import Estimator
-from jaxrl_llm.core import Array, Transform, bind, chain, checks, given, pipe, stateless, traits
+from jaxrl_llm.core import Array, Transform, bind, chain, checks, connect, pipe, stateless, traits
 from jaxrl_llm.recipes.parts.critic import Critic
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+__all__ = ["adaptive_kl", "ppo", "ppo_max", "safe", "t_ppo", "vapo", "vc_ppo", "vtrace"]
 
 
 def actor_critic(
@@ -287,7 +289,7 @@ def adaptive_kl(
       nats and the first beta 0.15 in the experiments that adapt it. verl's horizon is 10,000.
     """
     controller = regularizers.adaptive_kl(initial=initial, target=target, horizon=horizon)
-    shaped = given(advantages.kl_shaped_rewards, kl_coef="kl_coef")
+    shaped = connect(advantages.kl_shaped_rewards, kl_coef="kl_coef")
     scaled = pipe(shaped, bind(advantages.whiten, shift_mean=False))
     recipe = actor_critic(
         name="adaptive_kl",
@@ -439,7 +441,7 @@ def safe(
             stateless(advantages.whiten),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(given(penalty, coef="penalty_coef"), *bonus),
+        regularizers=(connect(penalty, coef="penalty_coef"), *bonus),
         critic=Critic(
             returns=pipe(advantages.terminal_rewards, bind(advantages.gae_returns, lam=1.0)),
             loss=bind(surrogates.value_loss, eps=value_eps, huber=huber, combine="mean"),

@@ -8,6 +8,8 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, overlong
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["capo", "d3s", "dars", "fapo", "hbpo", "llds", "prompt_gdro", "ps_grpo"]
+
 
 def d3s(
     *,

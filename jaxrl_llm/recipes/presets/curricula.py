@@ -11,6 +11,8 @@ from jaxrl_llm.core import bind
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["insight", "learnability", "mopps", "vade"]
+
 
 def _on_chosen_prompts(
     name: str, paper: str, collector: curation.Collector, eps_low: float, eps_high: float

@@ -10,6 +10,18 @@ from jaxrl_llm.core import Array, ArrayTree, bind, checks, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = [
+    "bgpo",
+    "coupled_grpo",
+    "diffu_grpo",
+    "elbo_grpo",
+    "espo",
+    "gdpo_elbo",
+    "igpo_inpainting",
+    "spg",
+    "wd1",
+]
+
 
 def diffu_grpo(
     *, p: float = 0.15, eps: float = 0.5, kl_coef: float = 0.04, epochs: int = 12

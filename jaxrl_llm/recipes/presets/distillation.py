@@ -5,12 +5,14 @@ methods only ``minillm(rewards=True)`` also trains on them.
 """
 
 from jaxrl_llm import advantages, aggregate, curation, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless, traits
+from jaxrl_llm.core import Array, bind, chain, checks, connect, masking, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, with_texts
 from jaxrl_llm.recipes.presets.teachers import no_advantages
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 from jaxrl_llm.surrogates.divergence import Rest
+
+__all__ = ["gkd", "iw_opd", "minillm", "on_policy_distillation", "span_distillation"]
 
 # The teacher's log-probability of the token that the policy drew.
 _OF_TOKENS = Computed("teacher_token_logp", surrogates.target_log_probs, "teacher")
@@ -69,7 +71,7 @@ def gkd(
                 "gkd: with top=1, rest='renormalize' gives one token probability 1 in both models, "
                 "and nothing is distilled; take rest='tail' or a larger top."
             )
-        log_probs = given(surrogates.support_log_probs, support="top_ids")
+        log_probs = connect(surrogates.support_log_probs, support="top_ids")
         surrogate = bind(surrogates.sdpo, alpha=beta, rest=rest, cap=None)
         computed = (
             Computed("student_logp", log_probs, "policy"),

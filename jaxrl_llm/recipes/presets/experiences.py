@@ -5,6 +5,8 @@ from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["training_free_grpo"]
+
 
 def training_free_grpo(*, capacity: int = 32, max_bytes: int = 512, limit: int = 2) -> Recipe:
     """A library of experiences in the prompt, which the policy edits; the parameters do not change.

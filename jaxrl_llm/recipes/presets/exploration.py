@@ -3,10 +3,12 @@
 from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, surrogates
-from jaxrl_llm.core import Array, bind, chain, given, stateless
+from jaxrl_llm.core import Array, bind, chain, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+__all__ = ["epo", "verl_erank"]
 
 
 def verl_erank(
@@ -112,6 +114,6 @@ def epo(
             Computed("entropy_history", regularizers.entropy_history(turns=turns), "controller"),
             Computed("band_weight", curation.scheduled(_phase, steps=steps), "controller"),
         ),
-        regularizers=(given(band, history="entropy_history", weight="band_weight"), *penalty),
+        regularizers=(connect(band, history="entropy_history", weight="band_weight"), *penalty),
         paper="arXiv:2509.22576",
     )

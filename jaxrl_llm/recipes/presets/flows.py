@@ -13,6 +13,8 @@ from jaxrl_llm.core import Array, bind, chain, checks, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["branch_grpo_flow", "diffusion_nft", "flow_grpo", "sol_rl_flow", "unigrpo"]
+
 
 def flow_grpo(
     *,

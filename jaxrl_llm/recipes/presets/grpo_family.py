@@ -3,10 +3,23 @@
 import numpy as np
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, overlong, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+__all__ = [
+    "ace",
+    "dapo",
+    "dr_grpo",
+    "gdpo",
+    "grpo",
+    "jspo",
+    "mc_grpo",
+    "opo",
+    "otb",
+    "ttrl_majority",
+]
 
 
 def grpo(
@@ -137,7 +150,7 @@ def dapo(
     grpo = stateless(advantages.grpo)
     informative = curation.informative_groups
     if metric is not None:
-        informative = given(bind(informative, name=metric), metric="reward_components")
+        informative = connect(bind(informative, name=metric), metric="reward_components")
     return from_base(
         name="dapo",
         advantage=chain(*penalty, grpo) if penalty else grpo,
@@ -244,7 +257,7 @@ def gdpo(
         function = bind(advantages.gdpo, batch_norm=batch_norm, weights=weights, gate=gate)
     return from_base(
         name="gdpo",
-        advantage=stateless(given(function, rewards="reward_components")),
+        advantage=stateless(connect(function, rewards="reward_components")),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         paper="arXiv:2601.05242",
     )

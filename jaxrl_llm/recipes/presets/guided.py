@@ -15,9 +15,11 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm import advantages, curation, regularizers, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
+
+__all__ = ["adhint", "cog_rethinker", "ghpo", "nurl", "prefix_rl", "sage", "scaf_grpo", "scope"]
 
 
 def nurl(
@@ -205,7 +207,7 @@ def adhint(
     return from_base(
         name="adhint",
         advantage=chain(
-            stateless(given(bind(advantages.adhint, kappa=kappa), hinted="steered")),
+            stateless(connect(bind(advantages.adhint, kappa=kappa), hinted="steered")),
             stateless(advantages.hint_consistency),
             stateless(advantages.hint_preservation),
         ),
@@ -269,7 +271,7 @@ def scope(
     loss = bind(surrogates.luffy_shaping, gamma=gamma, eps_low=eps_low, eps_high=eps_high)
     return from_base(
         name="scope",
-        surrogate=given(loss, steered="hint_mask"),
+        surrogate=connect(loss, steered="hint_mask"),
         collector=curation.hinted(policy),
         paper="arXiv:2602.24110",
     )

@@ -11,10 +11,25 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, corrections, curation, regularizers, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, masking, stateless, traits
+from jaxrl_llm.core import Array, bind, chain, checks, connect, masking, stateless, traits
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+__all__ = [
+    "april",
+    "areal",
+    "asymre",
+    "brorl",
+    "icepop",
+    "m2po",
+    "remix",
+    "rollout_correction",
+    "topr",
+    "ulorl",
+    "vcpo",
+    "vespo",
+]
 
 
 def rollout_correction(
@@ -203,7 +218,7 @@ def topr(
     return from_base(
         name="topr",
         advantage=advantage,
-        surrogate=given(bind(surrogates.topr, level=level), old_logp="behavior_logp"),
+        surrogate=connect(bind(surrogates.topr, level=level), old_logp="behavior_logp"),
         weights=aggregate.sequence_sum,
         paper="arXiv:2503.14286",
         group_relative=baseline is None,
@@ -382,7 +397,7 @@ def remix(
         name="remix",
         computed=(Computed("kl_share", regularizers.remix_schedule(), "controller"),),
         surrogate=bind(surrogates.mix_ppg, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(given(penalty, share="kl_share"), *bonus),
+        regularizers=(connect(penalty, share="kl_share"), *bonus),
         reference=reset,
         collector=curation.replayed(
             share=share, draw="each", capacity=capacity, max_staleness=window, until=reset_at
@@ -486,7 +501,9 @@ def ulorl(
         advantage=chain(
             stateless(advantages.grpo), stateless(curation.mpt_advantages, tau=tau, sigma=sigma)
         ),
-        surrogate=surrogate if old == "recomputed" else given(surrogate, old_logp="behavior_logp"),
+        surrogate=surrogate
+        if old == "recomputed"
+        else connect(surrogate, old_logp="behavior_logp"),
         collector=collector,
         paper="arXiv:2507.19766",
     )

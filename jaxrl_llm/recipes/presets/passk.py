@@ -5,6 +5,8 @@ from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["grpo_passk", "maxrl", "passk_training", "pkpo"]
+
 
 def grpo_passk(*, scale: str = "group", eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
     """Only the best rollout of a group trains, by its lead over the second best.

@@ -6,13 +6,40 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, curation, preferences
-from jaxrl_llm.core import Array, accepted, bind, checks, given, masking, stateless
+from jaxrl_llm.core import Array, accepted, bind, checks, connect, masking, stateless
 from jaxrl_llm.curation import Collector
 from jaxrl_llm.preferences.groups import best_and_worst, pair_sums
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 from jaxrl_llm.regularizers import EarlierPolicies
+
+__all__ = [
+    "aot",
+    "apo",
+    "bco",
+    "brain",
+    "cpo",
+    "discopop",
+    "dpo",
+    "exo_pair",
+    "fspo",
+    "ipo",
+    "kto",
+    "ld_dpo",
+    "lipo_lambda",
+    "mpo",
+    "nca",
+    "online_dpo",
+    "orpo",
+    "p3o",
+    "plackett_luce",
+    "simpo",
+    "slic",
+    "spo_degree",
+    "tpo",
+    "wpo",
+]
 
 
 def with_loss(
@@ -129,7 +156,7 @@ def dpo(
     recipe = pairwise(loss, paper="arXiv:2305.18290")
     if not margins:
         return recipe
-    return recipe.replace(surrogate=given(recipe.surrogate, margins="margin"))
+    return recipe.replace(surrogate=connect(recipe.surrogate, margins="margin"))
 
 
 def spo_degree(
@@ -581,7 +608,7 @@ def bco(
     )
     if not density:
         return recipe
-    return recipe.replace(surrogate=given(recipe.surrogate, density="density"))
+    return recipe.replace(surrogate=connect(recipe.surrogate, density="density"))
 
 
 def divergence(advantages: Array, *, kl_logp: Array, kl_ref_logp: Array, where: Array) -> Array:

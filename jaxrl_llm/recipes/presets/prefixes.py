@@ -8,12 +8,14 @@ Shared options:
 """
 
 from jaxrl_llm import advantages, curation, regularizers, surrogates
-from jaxrl_llm.core import bind, chain, given, stateless
+from jaxrl_llm.core import bind, chain, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 
+__all__ = ["pav", "spo_chain", "vineppo"]
+
 # One value a segment on its tokens.
-_SPREAD = given(advantages.turns_to_tokens, turn_ids="segment_ids")
+_SPREAD = connect(advantages.turns_to_tokens, turn_ids="segment_ids")
 
 
 def vineppo(

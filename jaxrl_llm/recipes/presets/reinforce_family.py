@@ -8,10 +8,21 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, preferences, regularizers, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
+from jaxrl_llm.core import Array, bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.parts.process_reward import ProcessRewardModel
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
+
+__all__ = [
+    "gpg",
+    "prime",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+    "rloo",
+    "trloo",
+    "verpo",
+]
 
 
 def rloo(*, kl_coef: float = 0.0) -> Recipe:
@@ -94,7 +105,7 @@ def prime(
     credit = bind(advantages.prime, beta=beta, alpha=alpha, normalize=normalize)
     loss = bind(preferences.outcome_cross_entropy, beta=beta)
     if reference == "policy":
-        credit, loss = given(credit, ref_logp="old_logp"), bind(loss, ref_logp=None)
+        credit, loss = connect(credit, ref_logp="old_logp"), bind(loss, ref_logp=None)
     recipe = from_base(
         name="prime",
         prm=ProcessRewardModel(loss=loss),
@@ -269,7 +280,7 @@ def trloo(
     return from_base(
         name="trloo",
         advantage=chain(
-            stateless(given(turns, rewards="turn_rewards", turn_where="turn_where")),
+            stateless(connect(turns, rewards="turn_rewards", turn_where="turn_where")),
             stateless(advantages.turns_to_tokens),
         ),
         surrogate=bind(
@@ -315,7 +326,7 @@ def verpo(
     return from_base(
         name="verpo",
         advantage=chain(
-            stateless(given(attempts, test_where="test_where", turn_where="turn_where")),
+            stateless(connect(attempts, test_where="test_where", turn_where="turn_where")),
             stateless(advantages.turns_to_tokens),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),

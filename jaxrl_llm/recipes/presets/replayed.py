@@ -15,10 +15,25 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxrl_llm import corrections, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import bind, checks, given, stateless
+from jaxrl_llm.core import bind, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.critics import ppo_max
 from jaxrl_llm.recipes.recipe import Recipe
+
+__all__ = [
+    "dart",
+    "dots",
+    "fading_replay",
+    "grpo_roc",
+    "llm_replay",
+    "masa",
+    "pf_ppo",
+    "rollout_replay",
+    "sapo_swarm",
+    "sol_rl",
+    "spark",
+    "ssb",
+]
 
 
 def rollout_replay(
@@ -171,7 +186,7 @@ def ssb(
     clip = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
     return from_base(
         name="ssb",
-        surrogate=given(clip, old_logp="behavior_logp"),
+        surrogate=connect(clip, old_logp="behavior_logp"),
         collector=curation.replayed(
             replace=curation.informative_groups,
             store=curation.informative_groups,

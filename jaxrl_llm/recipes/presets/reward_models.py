@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 from jaxrl_llm import advantages, aggregate, curation, preferences
-from jaxrl_llm.core import Array, bind, given, stateless
+from jaxrl_llm.core import Array, bind, connect, stateless
 from jaxrl_llm.curation import Collector
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
+
+__all__ = ["process_reward_model", "reward_model", "reward_model_listwise"]
 
 
 def reward_model(
@@ -36,7 +38,7 @@ def reward_model(
         raise ValueError("reward_model: margin has no effect where the data have margins.")
     loss = bind(preferences.bradley_terry, centering=centering, label_smoothing=label_smoothing)
     if margins:
-        surrogate = given(bind(preferences.paired_rewards, loss=loss), margins="margin")
+        surrogate = connect(bind(preferences.paired_rewards, loss=loss), margins="margin")
     else:
         loss = bind(loss, margin=margin)
         surrogate = bind(preferences.paired_rewards, loss=loss, margins=None)

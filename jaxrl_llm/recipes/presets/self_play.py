@@ -5,11 +5,24 @@ from collections.abc import Callable, Mapping, Sequence
 import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, curation, preferences, regularizers
-from jaxrl_llm.core import Array, bind, checks, given, masking, stateless
+from jaxrl_llm.core import Array, bind, checks, connect, masking, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.presets.preferences import online_dpo, with_loss
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+__all__ = [
+    "accelerated_po",
+    "inpo",
+    "lspo",
+    "mnpo",
+    "nash_md",
+    "seppo",
+    "spin",
+    "sppo",
+    "vlm_spo",
+    "xpo",
+]
 
 
 def sppo(*, beta: float = 1e-3) -> Recipe:
@@ -83,7 +96,7 @@ def mnpo(
       samples as it learns. The number of policies and their weights are ours.
     """
     loss = bind(preferences.inpo, eta=eta, ratio=ratio)
-    surrogate = given(bind(preferences.paired, loss=loss), behavior_logp="earlier_logp")
+    surrogate = connect(bind(preferences.paired, loss=loss), behavior_logp="earlier_logp")
     earlier = regularizers.earlier_policies(weights=weights, every=every)
     return with_loss(
         "mnpo", surrogate, reads=("ref_logp",), paper="arXiv:2509.23102", earlier=earlier
@@ -164,7 +177,7 @@ def xpo(*, beta: float = 0.1, alpha: float = 1e-5, column: str | None = None) ->
     loss = bind(preferences.xpo, alpha=alpha, loss=bind(preferences.dpo, beta=beta))
     recipe = with_loss(
         "xpo",
-        given(bind(preferences.paired, loss=loss), from_reference="steered"),
+        connect(bind(preferences.paired, loss=loss), from_reference="steered"),
         reads=("ref_logp",),
         paper="arXiv:2405.21046",
         collector=None if column is None else curation.demonstrations(column=column),
@@ -353,8 +366,8 @@ def vlm_spo(
     apart = bind(groups_apart, score=score, min_gap=min_gap)
     return online_dpo(beta=beta).replace(
         name="vlm_spo",
-        advantage=stateless(given(score, rewards="reward_components")),
-        curation=stateless(given(apart, rewards="reward_components")),
+        advantage=stateless(connect(score, rewards="reward_components")),
+        curation=stateless(connect(apart, rewards="reward_components")),
         collector=curation.staged(boundaries),
         paper="arXiv:2502.20742",
     )

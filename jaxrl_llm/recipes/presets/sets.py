@@ -11,6 +11,8 @@ from jaxrl_llm.recipes.presets.base import from_base, nonzero_term, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["polychromic", "srpo_vla"]
+
 
 def polychromic(
     *,

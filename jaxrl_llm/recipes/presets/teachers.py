@@ -3,10 +3,12 @@
 import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import Array, bind, chain, given, stateless
+from jaxrl_llm.core import Array, bind, chain, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import TEACHER_TEXTS, Computed
+
+__all__ = ["ampo", "chord", "dft", "icpo", "luffy_shaping", "otr", "rlsd", "sdpo", "sft", "srpo"]
 
 
 def no_advantages(rewards: Array) -> Array:
@@ -154,7 +156,7 @@ def sdpo(
       the sampler, capped at 2: pass that as ``correction``. The teacher that interpolates logits
       with a reference is omitted.
     """
-    log_probs = given(surrogates.support_log_probs, support="top_ids")
+    log_probs = connect(surrogates.support_log_probs, support="top_ids")
     messages = bind(curation.solution_messages, success=success)
     return from_base(
         name="sdpo",
@@ -214,7 +216,7 @@ def rlsd(
         Computed("teacher_token_logp", surrogates.target_log_probs, "teacher"),
     )
     if decay is not None:
-        weigh = given(
+        weigh = connect(
             bind(advantages.rlsd, eps=weight_eps, negative_only=negative_only), lam="teacher_share"
         )
         share = curation.scheduled(fading, start=lam, steps=decay)
@@ -264,7 +266,7 @@ def srpo(
     """
     weights = bind(surrogates.srpo_weights, beta=beta, success=success)
     messages = bind(curation.solution_messages, success=success)
-    log_probs = given(surrogates.support_log_probs, support="top_ids")
+    log_probs = connect(surrogates.support_log_probs, support="top_ids")
     return from_base(
         name="srpo",
         surrogate=bind(
@@ -381,7 +383,7 @@ def chord(
     )
     return from_base(
         name="chord",
-        advantage=stateless(given(advantages.grpo_imitating, imitated="steered")),
+        advantage=stateless(connect(advantages.grpo_imitating, imitated="steered")),
         surrogate=bind(surrogates.chord, phi=phi, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.guided_token_mean,
         computed=(Computed("mu", mu, "controller"),),
@@ -487,7 +489,7 @@ def icpo(
         computed=(Computed("steered_factor", curation.scheduled(factor), "controller"),),
         curation=stateless(curation.icpo_merge, delta=delta),
         advantage=chain(
-            stateless(given(rewards.steered_bonus, bonus="steered_factor")),
+            stateless(connect(rewards.steered_bonus, bonus="steered_factor")),
             stateless(advantages.grpo),
         ),
         surrogate=bind(

@@ -6,10 +6,12 @@ With ``num_prompts``, the batch holds ``prompt_ids``.
 from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.core import bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import AlgoState, Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+__all__ = ["dcpo_distribution", "dcpo_dynamic_clip", "mssr", "spo_tracker"]
 
 
 def spo_tracker(
@@ -75,7 +77,7 @@ def spo_tracker(
     else:
         visits = advantages.last_visit(num_prompts=num_prompts, length=length)
         memory = (Computed("policy_shift", visits, "last_visit"),)
-    weights = given(advantages.uncertainty_sampling_weights, values="rates")
+    weights = connect(advantages.uncertainty_sampling_weights, values="rates")
     return from_base(
         name=name,
         advantage=advantages.spo_tracker(num_prompts=num_prompts, rho=rho, first=first),

@@ -7,9 +7,11 @@ Options that these presets share: ``kl_coef``, ``eps_low``, ``eps_high``, see th
 from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.core import bind, chain, checks, connect, stateless
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.recipe import Recipe
+
+__all__ = ["arrol", "branch_grpo", "ettrl", "latr", "spo_tree"]
 
 
 def ettrl(
@@ -194,7 +196,7 @@ def branch_grpo(
     if interval is None:
         selection = bind(selection, current_version=None)
     else:  # which is then required
-        selection = given(selection, current_version="current_version")
+        selection = connect(selection, current_version="current_version")
     credit = bind(credit, old_logp=None) if alpha is None else bind(credit, alpha=alpha)
     return from_base(
         name="branch_grpo",

@@ -17,17 +17,19 @@ from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.advantages.turn_critics import Combine
-from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
+from jaxrl_llm.core import bind, chain, checks, connect, pipe, stateless
 from jaxrl_llm.recipes.parts.critic import Critic, means_of_heads
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.critics import actor_critic, whitened
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
+__all__ = ["gae_token", "gae_turn", "hiper_hae", "pdppo", "poad"]
+
 
 def _of_turns(function: Callable) -> Callable:
     """The function with the rewards of turns in the place of those of rollouts."""
-    return given(function, turn_rewards="turn_rewards", turn_where="turn_where")
+    return connect(function, turn_rewards="turn_rewards", turn_where="turn_where")
 
 
 def _ppo_of_turns(
@@ -268,7 +270,7 @@ def hiper_hae(
         )
     )
     credit, returns = (
-        given(
+        connect(
             bind(function, gamma=gamma, action_lam=action_lam, subgoal_lam=subgoal_lam),
             truncated="truncated",
         )
@@ -276,7 +278,7 @@ def hiper_hae(
     )
     return from_base(
         name="hiper_hae",
-        advantage=chain(stateless(rewards), stateless(given(credit, truncated="truncated"))),
+        advantage=chain(stateless(rewards), stateless(connect(credit, truncated="truncated"))),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=pipe(advantages.hiper_tokens, aggregate.token_mean),
         regularizers=nonzero_term(regularizers.kl_to_reference, coef=kl_coef),

@@ -11,13 +11,26 @@ from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, surrogates
 from jaxrl_llm.advantages.turn_rewards import turn_totals
-from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
+from jaxrl_llm.core import bind, chain, checks, connect, pipe, stateless
 from jaxrl_llm.curation.teachers import BEFORE_ANSWER
 from jaxrl_llm.recipes.parts.critic import Critic
 from jaxrl_llm.recipes.presets.base import from_base, nonzero_term
 from jaxrl_llm.recipes.presets.reinforce_family import penalized
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import ANSWER_TEXTS, Computed
+
+__all__ = [
+    "eapo",
+    "gated_reward",
+    "gigpo",
+    "hgpo",
+    "igpo",
+    "mc_return",
+    "mua_rl",
+    "practitioner_recipe",
+    "salt",
+    "ui_s1",
+]
 
 
 def mc_return(
@@ -42,7 +55,7 @@ def mc_return(
     return from_base(
         name="mc_return",
         advantage=chain(
-            stateless(given(credit, rewards="turn_rewards", turn_where="turn_where")),
+            stateless(connect(credit, rewards="turn_rewards", turn_where="turn_where")),
             stateless(advantages.turns_to_tokens),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
@@ -141,7 +154,7 @@ def salt(
         name="salt",
         advantage=chain(
             stateless(advantages.grpo if base == "grpo" else advantages.rloo),
-            stateless(given(shared, turn_where="turn_where")),
+            stateless(connect(shared, turn_where="turn_where")),
             stateless(advantages.turns_to_tokens),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
@@ -189,7 +202,9 @@ def ui_s1(
     collector = None
     if threshold is not None:
         collector = curation.refill(bind(curation.spread_groups, threshold=threshold))
-    credit = given(credit, rewards="turn_rewards", turn_where="turn_where", matches="expert_match")
+    credit = connect(
+        credit, rewards="turn_rewards", turn_where="turn_where", matches="expert_match"
+    )
     return from_base(
         name="ui_s1",
         advantage=chain(stateless(credit), stateless(advantages.turns_to_tokens)),
@@ -233,7 +248,7 @@ def eapo(
         name="eapo",
         advantage=chain(
             stateless(advantages.geometric_rewards, gamma=gamma),
-            stateless(given(bind(advantages.turn_grpo, gamma=0.0), turn_where="turn_where")),
+            stateless(connect(bind(advantages.turn_grpo, gamma=0.0), turn_where="turn_where")),
             stateless(advantages.turns_to_tokens),
             stateless(advantages.equal_turns),
         ),
@@ -270,8 +285,8 @@ def gated_reward(
     return from_base(
         name="gated_reward",
         advantage=chain(
-            stateless(given(gate, turn_rewards="turn_rewards", turn_where="turn_where")),
-            stateless(given(credit, turn_where="turn_where")),
+            stateless(connect(gate, turn_rewards="turn_rewards", turn_where="turn_where")),
+            stateless(connect(credit, turn_where="turn_where")),
             stateless(advantages.turns_to_tokens),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
@@ -320,7 +335,7 @@ def practitioner_recipe(
     rewards = turn_totals if estimator != "ppo" else advantages.place_turn_rewards
     if dense:
         rewards = bind(rewards, max_total=max_total)
-        rewards = given(rewards, turn_rewards="turn_rewards", turn_where="turn_where", won="won")
+        rewards = connect(rewards, turn_rewards="turn_rewards", turn_where="turn_where", won="won")
     else:
         checks.check_no_effect("practitioner_recipe", "without dense", max_total=max_total)
         rewards = bind(rewards, mode="single", turn_rewards=None, won=None)
@@ -402,8 +417,8 @@ def igpo(
     return from_base(
         name="igpo",
         advantage=chain(
-            stateless(given(advantages.info_gain_rewards, turn_where="turn_where")),
-            stateless(given(bind(advantages.turn_grpo, gamma=gamma), turn_where="turn_where")),
+            stateless(connect(advantages.info_gain_rewards, turn_where="turn_where")),
+            stateless(connect(bind(advantages.turn_grpo, gamma=gamma), turn_where="turn_where")),
             stateless(advantages.turns_to_tokens),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
@@ -418,7 +433,7 @@ def _with_states(name, credit, kl_coef, eps_low, eps_high, paper) -> Recipe:
     return from_base(
         name=name,
         advantage=chain(
-            stateless(given(credit, turn_where="turn_where")),
+            stateless(connect(credit, turn_where="turn_where")),
             stateless(advantages.turns_to_tokens),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),

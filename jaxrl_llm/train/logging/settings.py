@@ -174,6 +174,7 @@ _RENAMED = (
 def _with_new_names(text: str) -> str:
     """The text of a recipe's slot with the names that its functions and options have now."""
     text = re.sub(r"\b_penalized\(", "penalized(", text)
+    text = re.sub(r"\bgiven\(", "connect(", text)
     for functions, old, new in _RENAMED:
 
         def renamed(match: re.Match, old: str = old, new: str = new) -> str:

@@ -9,9 +9,9 @@ from golden_ours import clamped_ratio, empty_rows_count, loss
 from jaxrl_llm import (
     aggregate,
     bind,
+    connect,
     corrections,
     curation,
-    given,
     recipes,
     regularizers,
     stateless,
@@ -142,7 +142,7 @@ def highest(a):
 
 def of_highest(surrogate, **options):
     """The loss of a recipe whose selection takes the tokens of most entropy."""
-    top = given(bind(curation.top_fraction_token_mask, fraction=0.4), scores="old_entropy")
+    top = connect(bind(curation.top_fraction_token_mask, fraction=0.4), scores="old_entropy")
     recipe = recipes.Recipe(
         name="highest",
         advantage=stateless(lambda rewards: rewards),

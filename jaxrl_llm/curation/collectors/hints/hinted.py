@@ -36,6 +36,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     sized,
 )
 
+__all__ = ["hinted", "share_messages", "tier_messages"]
+
 HINT = "{question}\n\nHint: {hint}"
 BEGINNING = "{question}\n\nA solution begins with:\n{hint}"
 

@@ -21,6 +21,8 @@ from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_pol
 from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import HINTED, Outcome, Request, on_host
 
+__all__ = ["inpainted"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Inpainted(HintedPolicy):

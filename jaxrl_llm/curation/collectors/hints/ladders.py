@@ -38,6 +38,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.hints import distilled_where, hint_slots
 
+__all__ = ["ladder", "parse_hints", "rethink", "self_hints"]
+
 ASK_FOR_HINTS = (
     "{question}\n\nSolution: {solution}\n\nWrite three hints, each more detailed, none with the "
     "answer, as JSON with the keys level_1, level_2 and level_3."

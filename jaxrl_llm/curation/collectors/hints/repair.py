@@ -25,6 +25,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.hints import first_bad_step
 
+__all__ = ["repair"]
+
 # The ``finish`` of a response that was cut, as in rollout.types.
 _LENGTH = 0
 

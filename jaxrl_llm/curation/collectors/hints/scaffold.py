@@ -29,6 +29,8 @@ from jaxrl_llm.curation.collectors.protocol import (
 )
 from jaxrl_llm.curation.hints import minimal_hint, scaffold_slots
 
+__all__ = ["scaffold"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Scaffold(HintedPolicy):

@@ -22,6 +22,8 @@ from jaxrl_llm.curation.collectors.needs import Needs
 from jaxrl_llm.curation.collectors.protocol import HINTED, Request, Response, on_host
 from jaxrl_llm.curation.hints import adhint_ratio, prefix_length
 
+__all__ = ["examples_in_prompt", "hint_share"]
+
 EXAMPLE = "Question: {question}\nAnswer: {solution}"
 
 

@@ -17,6 +17,8 @@ from jaxrl_llm.curation.collectors.trees.forked import forked
 from jaxrl_llm.curation.collectors.trees.rounds import NEEDS_OF_TREES, call_repr, check_counts
 from jaxrl_llm.curation.trees.forks import segment_forks, split_points
 
+__all__ = ["branched"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Branched:

@@ -32,6 +32,8 @@ from jaxrl_llm.curation.collectors.trees.rounds import (
     rule_arrays,
 )
 
+__all__ = ["forked"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Forked:

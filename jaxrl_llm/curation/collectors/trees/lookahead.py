@@ -41,6 +41,8 @@ from jaxrl_llm.curation.collectors.trees.rounds import (
 )
 from jaxrl_llm.curation.trees.forks import edit_distance, rouge_l, suffix_match, tree_rollouts
 
+__all__ = ["lookahead"]
+
 # ``finish`` of a response that ended by its length or with a stop token, as in ``rollout.types``.
 _CUT, _STOPPED = 0, 1
 

@@ -43,6 +43,8 @@ from jaxrl_llm.curation.trees.pruning import (
     systematic_survivors,
 )
 
+__all__ = ["QualityState", "SurvivalRule", "pruned", "quality_survivors"]
+
 
 class SurvivalRule(NamedTuple):
     """A rule that selects the beginnings to continue, and learns from their outcomes; host side.

@@ -26,6 +26,8 @@ from jaxrl_llm.curation.collectors.trees.rounds import (
     go_on,
 )
 
+__all__ = ["turn_branched"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _TurnBranched:

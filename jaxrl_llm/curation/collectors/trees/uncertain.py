@@ -30,6 +30,8 @@ from jaxrl_llm.curation.collectors.trees.rounds import (
     rule_arrays,
 )
 
+__all__ = ["entropy_branched"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _EntropyBranched:

@@ -29,6 +29,8 @@ from jaxrl_llm.curation.collectors.trees.rounds import (
     rule_arrays,
 )
 
+__all__ = ["valued"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Valued:

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks
 from jaxrl_llm.evolution import _inputs, gradient
-from jaxrl_llm.evolution.integer import ONE_BITS, check_int8, check_table, read_table, saturate
+from jaxrl_llm.evolution.integer.layers import (
+    ONE_BITS,
+    check_int8,
+    check_table,
+    read_table,
+    saturate,
+)
 
 _TRITS = 5  # of three values each, in a byte
 

@@ -131,7 +131,7 @@ def test_norm_cell_and_score():
 
 @for_each("total", [16, 17, 31, 32, 33, 13710, 2**20 - 1, 2**20, 2**28])
 def test_the_integer_logarithm_is_exact(total):
-    from jaxrl_llm.evolution.integer import _LOG2
+    from jaxrl_llm.evolution.integer.layers import _LOG2
 
     assert np.searchsorted(_LOG2, total, side="right") == int(16 * math.log2(total / 16))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, ArrayTree, checks, trees
 from jaxrl_llm.evolution import _inputs, noise
-from jaxrl_llm.evolution.integer import (
+from jaxrl_llm.evolution.integer.layers import (
     ONE_BITS,
     check_int8,
     egg_embed,
@@ -22,7 +22,7 @@ from jaxrl_llm.evolution.integer import (
     int8_noise,
     saturate,
 )
-from jaxrl_llm.evolution.integer_update import egg_update
+from jaxrl_llm.evolution.integer.update import egg_update
 
 # Leaves are drawn one by one: a mistyped size would never end.
 _MOST_LAYERS = 4096
