@@ -282,8 +282,8 @@ def _own_elsewhere(
     names: Collection[str], scores: Scores, questions: Sequence[Question]
 ) -> set[str]:
     """The names that only the recipe defines and that the reward or a prompt of the batch has."""
-    there = set(scores.reward_components).union(*(x.prompt.metadata for x in questions))
-    return {name for name in names if name not in EXTRAS} & there
+    available = set(scores.reward_components).union(*(x.prompt.metadata for x in questions))
+    return {name for name in names if name not in EXTRAS} & available
 
 
 def _from_scores(
@@ -471,12 +471,12 @@ def _from_turns(
                 f"ascending integers up to the {len(response)} characters of the response."
             )
         steps[p, g] = step
-        there = np.flatnonzero(mask[p, g])
-        trained = tokens[p, g, there].tolist()
+        positions = np.flatnonzero(mask[p, g])
+        trained = tokens[p, g, positions].tolist()
         # A response may begin with context, which does not train.
         before = max(len(response) - len(texts.decode(trained)), 0)
         borders = [max(end - before, 0) for end in borders]
-        turn_ids[p, g, there] = turns_of_tokens(trained, borders, decode=texts.decode)
+        turn_ids[p, g, positions] = turns_of_tokens(trained, borders, decode=texts.decode)
     return _padded_turns(shape, source, steps) | {"turn_ids": turn_ids}
 
 

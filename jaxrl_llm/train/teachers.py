@@ -535,18 +535,18 @@ class AlignedTeacher:
           without a span.
         """
         ours, theirs = encoder.tokenizer, self.tokenizer
-        there = TextEncoder(theirs, 1 << 30, encoder.chat, encoder.system)
+        teacher_encoder = TextEncoder(theirs, 1 << 30, encoder.chat, encoder.system)
         cut, rows, prompts, same, stops = [], [], [], [], set(encoder.stop_ids)
         for text, response in zip(texts, responses, strict=True):
             tokens = [int(x) for x in response]
             ends = bool(tokens) and tokens[-1] in stops
             body = tokens[:-1] if ends else tokens
             words = ours.decode(body)
-            said, more = _said(there, words)
-            end = list(there.end_ids) if ends else []
+            said, more = _said(teacher_encoder, words)
+            end = list(teacher_encoder.end_ids) if ends else []
             # Tokens are aligned by the places of characters, which a normalizer may move.
             same.append(len(theirs.decode(said)) == len(words) + more)
-            prompts.append(there.prompt(text, "of the teacher"))
+            prompts.append(teacher_encoder.prompt(text, "of the teacher"))
             # At least one token: an empty response is scored too, and no span reads it.
             rows.append([*said, *end] or list(theirs.eos_ids[:1]))
             cut.append((body, said, more, len(end)))
@@ -591,18 +591,18 @@ class AlignedTeacher:
         return out
 
 
-def _said(there: TextEncoder, words: str) -> tuple[list[int], int]:
+def _said(encoder: TextEncoder, words: str) -> tuple[list[int], int]:
     """The tokens of a sampled text after the teacher's prompt, and how many characters are added.
 
     The teacher's template may begin the turn with more than the text, or have written the beginning
     of the text in the prompt; then the number is negative.
     """
-    plain = there.response(Continuation(words))
+    plain = encoder.response(Continuation(words))
     try:
-        said = there.response(words)
+        said = encoder.response(words)
     except ValueError:
         return plain, 0
-    text = there.tokenizer.decode(said)
+    text = encoder.tokenizer.decode(said)
     same = text.endswith(words) or words.endswith(text)
     return (said, len(text) - len(words)) if same else (plain, 0)
 
@@ -611,12 +611,12 @@ def _aligned(
     ends: Sequence[int | None], other_ends: Sequence[int | None], more: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The spans of a text; the second tokens begin with ``more`` characters that it lacks."""
-    parts = []
+    texts = []
     for each, skip in ((ends, max(-more, 0)), (other_ends, max(more, 0))):
         before = [n for n, end in enumerate(each, 1) if end is not None and end <= skip]
         first = before[-1] if skip and before else 0
-        parts.append((first, [None if end is None else end - skip for end in each[first:]]))
-    (first, ours), (second, theirs) = parts
+        texts.append((first, [None if end is None else end - skip for end in each[first:]]))
+    (first, ours), (second, theirs) = texts
     ids, other = align_spans(ours, theirs)
     pad = np.int32(-1)
     return np.append(np.full(first, pad), ids), np.append(np.full(second, pad), other)
