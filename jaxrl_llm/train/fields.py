@@ -365,18 +365,18 @@ def _from_texts(
         )
     P, G = shape
     prompts = [list(questions[i // G].tokens) for i in range(len(messages))]
-    taught = np.zeros(len(messages), bool)
+    has_teacher = np.zeros(len(messages), bool)
     for i, message in enumerate(messages):
         # A prompt above the maximum length teaches nothing.
         if message is not None and len(tokens := list(texts.encode(message))) <= texts.room:
-            prompts[i], taught[i] = tokens, True
+            prompts[i], has_teacher[i] = tokens, True
     width = max(_SHORTEST_ROW, power_of_two(max(map(len, prompts))))
     lengths = np.array([len(tokens) for tokens in prompts])[:, None]
     padded = np.array([tokens + [0] * (width - len(tokens)) for tokens in prompts], np.int32)
     return made | {
         "teacher_prompt_tokens": padded.reshape(P, G, width),
         "teacher_prompt_mask": (np.arange(width) < lengths).reshape(P, G, width),
-        "has_teacher": taught.reshape(shape),
+        "has_teacher": has_teacher.reshape(shape),
     }
 
 

@@ -205,8 +205,8 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
                 else:
                     # A reply that was cut off within its reasoning is no turn of a template.
                     is_complete = split_reply(completion).final is not None
-                    said = completion if is_complete else Continuation(completion)
-                    tokens = asked, encoder.response(said, ends=True)
+                    reply = completion if is_complete else Continuation(completion)
+                    tokens = asked, encoder.response(reply, ends=True)
             except ValueError as error:
                 out[i] = Failure(f"raised ValueError: {one_line(str(error))}", error)
                 continue
