@@ -297,10 +297,10 @@ class SamplerBackend:
                 done = self._rows.setdefault(asked, [])
                 done.append(jax.tree.map(lambda x, i=i: x[i : i + 1], rollout))
                 if len(done) == self._num_rows(asked):
-                    parts = [row._replace(prompt_tokens=None, prompt_mask=None) for row in done]
+                    alone = [row._replace(prompt_tokens=None, prompt_mask=None) for row in done]
                     n = len(asked.requests)
                     joined = trees.zip_leaves(
-                        lambda x, n=n: np.concatenate(x, axis=1)[:, :n], parts
+                        lambda x, n=n: np.concatenate(x, axis=1)[:, :n], alone
                     )
                     prompt = (done[0].prompt_tokens, done[0].prompt_mask)
                     rollouts[asked] = joined._replace(

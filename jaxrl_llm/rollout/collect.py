@@ -676,9 +676,12 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
     return digest.digest()
 
 
-def _num_sampled(given: Sequence[Response], rollout: Rollout) -> int:
-    """How many tokens were sampled for a request, without those of its given responses."""
-    versions = [rollout.version[rollout.mask], *(x.version for x in given if x.version is not None)]
+def _num_sampled(earlier: Sequence[Response], rollout: Rollout) -> int:
+    """How many tokens were sampled for a request, without its earlier responses."""
+    versions = [
+        rollout.version[rollout.mask],
+        *(x.version for x in earlier if x.version is not None),
+    ]
     total, *before = (int((np.asarray(each) >= 0).sum()) for each in versions)
     return total - sum(before)
 

@@ -22,13 +22,13 @@ def cut_response(response: Response, tokens: Sequence[int], most: int, tokenizer
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> whole = jr.curation.Response([72, 105, 33], reward=1.0)
-      >>> cut = cut_response(whole, [72, 105, 33], 2, jr.testing.ByteTokenizer())
+      >>> full = jr.curation.Response([72, 105, 33], reward=1.0)
+      >>> cut = cut_response(full, [72, 105, 33], 2, jr.testing.ByteTokenizer())
       >>> cut.tokens.tolist(), cut.finish == LENGTH, cut.reward
       ([72, 105], True, 1.0)
     """
-    whole = response._replace(tokens=np.asarray(tokens, np.int32))
-    cut = beginning(whole, most)._replace(finish=LENGTH, reward=response.reward)
+    full = response._replace(tokens=np.asarray(tokens, np.int32))
+    cut = beginning(full, most)._replace(finish=LENGTH, reward=response.reward)
     if response.turn_ends is None:
         return cut
     ends = np.asarray(response.turn_ends)

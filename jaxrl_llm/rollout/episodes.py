@@ -257,11 +257,11 @@ class _Play:
             ends[each.places] = each.end
             pieces.append((each.places, each.out))
 
-        def join(*parts: np.ndarray) -> np.ndarray:
-            whole = np.zeros((self.length, *parts[0].shape[1:]), parts[0].dtype)
-            for (places, _), part in zip(pieces, parts, strict=True):
-                whole[places] = part
-            return whole
+        def join(*arrays: np.ndarray) -> np.ndarray:
+            joined = np.zeros((self.length, *arrays[0].shape[1:]), arrays[0].dtype)
+            for (places, _), part in zip(pieces, arrays, strict=True):
+                joined[places] = part
+            return joined
 
         return jax.tree.map(join, *(piece for _, piece in pieces)), ends
 
@@ -665,11 +665,11 @@ def _rewritten(
     """
     if not (renderer.rewrites and renderer.rewritten(messages)):
         return None
-    begun, whole = [*prompt, *read], renderer.prompt(messages, tools)
-    pairs = enumerate(zip(begun, whole, strict=False))
-    same = next((n for n, (a, b) in pairs if a != b), min(len(begun), len(whole)))
+    begun, rendered = [*prompt, *read], renderer.prompt(messages, tools)
+    pairs = enumerate(zip(begun, rendered, strict=False))
+    same = next((n for n, (a, b) in pairs if a != b), min(len(begun), len(rendered)))
     # A template that opens a turn otherwise than it writes it later changes the prompt.
-    return (same - len(prompt), whole[same:]) if same >= len(prompt) else None
+    return (same - len(prompt), rendered[same:]) if same >= len(prompt) else None
 
 
 def _await(result: Any) -> Any:

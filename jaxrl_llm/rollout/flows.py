@@ -208,7 +208,7 @@ def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, trains: np.n
             return (after, keys), (x, after, jnp.where(is_random, made.logp, 0.0))
 
         shared = 2 ** len(splits)  # members that a latent serves
-        x, parts = noise(keys[:, ::shared], _START), []
+        x, pieces = noise(keys[:, ::shared], _START), []
         for first, end in stretches:
             if first in splits:
                 x, shared = jnp.repeat(x, 2, axis=1), shared // 2
@@ -216,9 +216,9 @@ def _make_run(model: Model, likelihood: FlowLikelihood, steps: int, trains: np.n
             enlarged = np.where(np.isin(numbers, splits), likelihood.split_noise, 1.0)
             inputs = (jnp.asarray(numbers), jnp.float32(enlarged), jnp.asarray(random[first:end]))
             (x, _), made = jax.lax.scan(one, (x, keys[:, ::shared]), inputs)
-            parts.append([jnp.repeat(y, shared, axis=2) for y in made])
+            pieces.append([jnp.repeat(y, shared, axis=2) for y in made])
         before, after, logp = (
-            jnp.moveaxis(jnp.concatenate([part[i] for part in parts]), 0, 2) for i in range(3)
+            jnp.moveaxis(jnp.concatenate([part[i] for part in pieces]), 0, 2) for i in range(3)
         )
         mask = jnp.broadcast_to(jnp.asarray(trains), (P, G, steps))
         zeros = jnp.zeros(mask.shape, jnp.float32)

@@ -102,13 +102,13 @@ _BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess",
 
 
 def summarize_updates(
-    history: dict[str, Array], minibatches: int, there: Array, sizes: dict[str, Array]
+    history: dict[str, Array], minibatches: int, trains: Array, sizes: dict[str, Array]
 ) -> dict[str, Array]:
     """Combines the metrics ``[updates]`` of the optimizer steps of one batch.
 
-    Only those of minibatches that are ``there``, as they have a token to train on; all are 0 if
-    none is. Rewards count where a rollout takes part, whatever of it trains. ``sizes`` are the
-    numbers ``[updates]`` of rollouts, groups and responses of the minibatches.
+    ``trains`` tells which minibatches have a token to train on. The others do not count, and all
+    metrics are 0 if none has one. Rewards count where a rollout takes part, whatever of it trains.
+    ``sizes`` are the numbers ``[updates]`` of rollouts, groups and responses of the minibatches.
 
     - Metrics of the rollouts, of texts and of pairs, and the policy's entropy: the mean over all
       rollouts, groups, responses, pairs or tokens of the first pass; for ``tokens``,
@@ -120,17 +120,17 @@ def summarize_updates(
 
     A minibatch of texts alone counts only in the metrics of texts and of the optimizer step.
     """
-    responds = there & (history["tokens"] > 0) if "tokens" in history else there
-    first, last = jnp.argmax(responds), there.size - 1 - jnp.argmax(responds[::-1])
+    responds = trains & (history["tokens"] > 0) if "tokens" in history else trains
+    first, last = jnp.argmax(responds), trains.size - 1 - jnp.argmax(responds[::-1])
     picked = dict.fromkeys(_BEFORE_UPDATE, first) | {"approx_kl": last}
     counts = history | sizes
 
     def summarize(name: str, x: Array) -> Array:
         unit = _MEANS_OF.get(name)
-        trained = there if name in (*_OF_STEP, *_SUMS) else responds
+        trained = trains if name in (*_OF_STEP, *_SUMS) else responds
         count = trained if unit is None else counts[unit]
         if unit not in ("rollouts", "groups"):
-            count = jnp.where(there, count, 0)
+            count = jnp.where(trains, count, 0)
         x = jnp.where(count > 0, x, 0.0)
         if name in picked:
             return x[picked[name]]
@@ -155,9 +155,9 @@ def run_passes(
     *,
     of_pass: Callable[[Batch, Array], Batch] | None = None,
 ) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
-    """Runs ``update(carry, minibatch, there) -> (carry, (metrics, logp))`` for each optimizer step.
+    """Runs ``update(carry, minibatch, trains) -> (carry, (metrics, logp))`` for each step.
 
-    ``there`` tells whether the minibatch has a token to train on: after a rule has dropped most
+    ``trains`` tells whether the minibatch has a token to train on: after a rule has dropped most
     groups, it may have none, and must then not move the parameters. ``update`` makes no step either
     if all its tokens have weight 0. The returned log-probabilities are None, or those of all groups
     in batch order, each from the first step that trained on the group. ``of_pass(minibatch,
@@ -174,16 +174,20 @@ def run_passes(
         return carry, (metrics, logp)
 
     count = passes.minibatches
-    parts = split_microbatches(batch, count)
+    minibatches = split_microbatches(batch, count)
 
     def one(carry, step):
-        part = batch if count == 1 else jax.tree.map(lambda x: keep_apart(x[step % count]), parts)
+        part = (
+            batch
+            if count == 1
+            else jax.tree.map(lambda x: keep_apart(x[step % count]), minibatches)
+        )
         return update_part(carry, part if of_pass is None else of_pass(part, step // count))
 
-    carry, (history, logp, there, sizes) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
+    carry, (history, logp, trains, sizes) = jax.lax.scan(one, carry, jnp.arange(passes.updates))
     if logp is not None:
         logp = join_microbatches(logp[:count])
-    return carry, (summarize_updates(history, count, there, sizes), logp)
+    return carry, (summarize_updates(history, count, trains, sizes), logp)
 
 
 def took_part(metrics: dict[str, Array]) -> Array:
@@ -369,18 +373,18 @@ def pack_batch(
         plan = _plan_by_tokens(batch, model, passes, rows, tokens_per_microbatch)
     elif plan is None and packing != "never":
         plan = _plan(batch, packing, model, passes, rows)
-    full, kept = mask.size + prompt_mask.size, prompt_mask.sum()
+    full, prompt_cells = mask.size + prompt_mask.size, prompt_mask.sum()
     # Count cells up to the last token of the mask: the model reads those in between.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
     cells = full
     if isinstance(plan, FlatPacking):
         cells = plan.num_cells
-        kept, tokens = ((x >= 0).sum() for x in (plan.prompt_sources, plan.sources))
+        prompt_cells, tokens = ((x >= 0).sum() for x in (plan.prompt_sources, plan.sources))
     elif plan is not None:
         cells = plan[0].size + prompt_mask.size
         if isinstance(plan, Tree) and plan.parents is None:
             tokens = (plan.sources >= 0).sum()
-    numbers = {"padding": float(1 - (tokens + kept) / cells), "packed": cells / full}
+    numbers = {"padding": float(1 - (tokens + prompt_cells) / cells), "packed": cells / full}
     return batch.replace(packing=plan), numbers
 
 
@@ -470,8 +474,10 @@ def check_group_fits(
     mask = np.ones((shards, group_size, response), bool)
     distinct = np.arange(mask.size, dtype=np.int64).reshape(mask.shape)
     prompts = np.arange(shards * length, dtype=np.int64).reshape(shards, length)
-    there = np.ones(prompts.shape, bool)
-    flat = plan_flat(distinct, mask, prompts, there, span=_span(model), shards=shards, most=np.inf)
+    present = np.ones(prompts.shape, bool)
+    flat = plan_flat(
+        distinct, mask, prompts, present, span=_span(model), shards=shards, most=np.inf
+    )
     needed = cast("FlatPacking", flat).num_cells // shards
     if needed > budget:
         raise ValueError(

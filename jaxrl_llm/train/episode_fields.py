@@ -127,7 +127,7 @@ def episode_metrics(scores: Scores, where: np.ndarray) -> dict[str, float]:
     """
     episodes = [each for each in scores.details[EPISODES] if each is not None]
     taken = zip(scores.details[EPISODES], where.reshape(-1), strict=True)
-    taken = [each for each, there in taken if there and each is not None] or episodes
+    taken = [each for each, takes_part in taken if takes_part and each is not None] or episodes
     if not episodes:
         return {}
     values = {"turns": float(np.mean([len(each.turns) for each in taken]))}

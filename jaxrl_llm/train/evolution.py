@@ -98,7 +98,7 @@ def make_evolution_step(
         metrics = population_metrics(recipe, batch, fitness, missing)
         carry = (state.params, state.opt_state)
         there = jnp.any(counted)
-        carry, made = apply_if_finite(optimizer, carry, -metrics["reward"], grads, there=there)
+        carry, made = apply_if_finite(optimizer, carry, -metrics["reward"], grads, trains=there)
         params = jax.tree.map(
             lambda moves, new, old: new if moves else old,
             recipe.moving(state.params),

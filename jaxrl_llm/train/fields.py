@@ -279,8 +279,8 @@ def _own_elsewhere(
     names: Collection[str], scores: Scores, questions: Sequence[Question]
 ) -> set[str]:
     """The names that only the recipe defines and that the reward or a prompt of the batch has."""
-    there = set(scores.reward_components).union(*(x.prompt.metadata for x in questions))
-    return {name for name in names if name not in EXTRAS} & there
+    available = set(scores.reward_components).union(*(x.prompt.metadata for x in questions))
+    return {name for name in names if name not in EXTRAS} & available
 
 
 def _from_scores(
@@ -362,18 +362,18 @@ def _from_texts(
         )
     P, G = shape
     prompts = [list(questions[i // G].tokens) for i in range(len(messages))]
-    taught = np.zeros(len(messages), bool)
+    has_teacher = np.zeros(len(messages), bool)
     for i, message in enumerate(messages):
         # A prompt above the maximum length teaches nothing.
         if message is not None and len(tokens := list(texts.encode(message))) <= texts.room:
-            prompts[i], taught[i] = tokens, True
+            prompts[i], has_teacher[i] = tokens, True
     width = max(_SHORTEST_ROW, power_of_two(max(map(len, prompts))))
     lengths = np.array([len(tokens) for tokens in prompts])[:, None]
     padded = np.array([tokens + [0] * (width - len(tokens)) for tokens in prompts], np.int32)
     return made | {
         "teacher_prompt_tokens": padded.reshape(P, G, width),
         "teacher_prompt_mask": (np.arange(width) < lengths).reshape(P, G, width),
-        "has_teacher": taught.reshape(shape),
+        "has_teacher": has_teacher.reshape(shape),
     }
 
 
@@ -468,12 +468,12 @@ def _from_turns(
                 f"ascending integers up to the {len(response)} characters of the response."
             )
         steps[p, g] = step
-        there = np.flatnonzero(mask[p, g])
-        trained = tokens[p, g, there].tolist()
+        positions = np.flatnonzero(mask[p, g])
+        trained = tokens[p, g, positions].tolist()
         # A response may begin with context, which does not train.
         before = max(len(response) - len(texts.decode(trained)), 0)
         borders = [max(end - before, 0) for end in borders]
-        turn_ids[p, g, there] = turns_of_tokens(trained, borders, decode=texts.decode)
+        turn_ids[p, g, positions] = turns_of_tokens(trained, borders, decode=texts.decode)
     return _padded_turns(shape, source, steps) | {"turn_ids": turn_ids}
 
 

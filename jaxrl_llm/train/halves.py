@@ -80,15 +80,15 @@ def sample_halves(
       request_ids: int ``[P, G]``.
       version: Version of the policy's parameters.
     """
-    parts = [
+    halves = [
         processes.to_host(
             sample(getattr(params, name), key, prompts, request_ids=ids, version=version)
         )
         for name, ids in zip(order, np.split(request_ids, 2, axis=1), strict=True)
     ]
-    alone = [part._replace(prompt_tokens=None, prompt_mask=None) for part in parts]
+    alone = [part._replace(prompt_tokens=None, prompt_mask=None) for part in halves]
     joined = trees.zip_leaves(lambda x: np.concatenate(x, axis=1), alone)
-    return joined._replace(prompt_tokens=parts[0].prompt_tokens, prompt_mask=parts[0].prompt_mask)
+    return joined._replace(prompt_tokens=halves[0].prompt_tokens, prompt_mask=halves[0].prompt_mask)
 
 
 def with_roles(collected: Any, order: tuple[str, str], group_size: int) -> Any:
@@ -100,9 +100,9 @@ def with_roles(collected: Any, order: tuple[str, str], group_size: int) -> Any:
     """
     half = collected.members[..., 1] % group_size // (group_size // 2)
     by_reference = np.array([name == "reference" for name in order])[half]
-    own = collected.where & (collected.roles == OWN)
-    roles = np.where(own & by_reference, DEMONSTRATION, collected.roles)
-    graded = own & ~by_reference & ~np.reshape(collected.scores.failed, own.shape)
-    rewards = np.reshape(collected.scores.rewards, own.shape)[graded]
+    sampled = collected.where & (collected.roles == OWN)
+    roles = np.where(sampled & by_reference, DEMONSTRATION, collected.roles)
+    graded = sampled & ~by_reference & ~np.reshape(collected.scores.failed, sampled.shape)
+    rewards = np.reshape(collected.scores.rewards, sampled.shape)[graded]
     reward = float(rewards.mean()) if rewards.size else float("nan")
     return collected._replace(roles=roles, reward=reward)

@@ -56,13 +56,13 @@ class LeftOut(NamedTuple):
         return cls(counts[0], counts[1], counts[2], digest)
 
     def __str__(self) -> str:
-        parts = [
+        clauses = [
             f"{self.unreadable} rows left out that the reward cannot grade",
             f"{self.too_long} left out that are too long",
             f"{self.truncated} cut that are too long",
         ]
         counts = self[:3]
-        return ", ".join(part for part, count in zip(parts, counts, strict=True) if count)
+        return ", ".join(part for part, count in zip(clauses, counts, strict=True) if count)
 
     def about(self) -> dict[str, str]:
         """The numbers for the records of a run; empty for none."""
@@ -85,7 +85,7 @@ def gradable(
     if check is None:
         return prompts, held_out, []
     faults: list[tuple[Prompt, str, str]] = []
-    parts, begun = [], time.monotonic()
+    splits, begun = [], time.monotonic()
     for part, graded in ((prompts, not config.has_rewards), (held_out, config.evaluation.enabled)):
         good = []
         for position, prompt in enumerate(part):
@@ -101,8 +101,8 @@ def gradable(
                     stacklevel=2,
                 )
                 begun = None
-        parts.append(good if len(good) < len(part) else part)
-    lost = _lost(config, held_out, parts)
+        splits.append(good if len(good) < len(part) else part)
+    lost = _lost(config, held_out, splits)
     if faults and (config.data.unreadable == "refuse" or lost):
         prompt, source, reason = faults[0]
         others = f" and {len(faults) - 1} others" if len(faults) > 1 else ""
@@ -113,7 +113,7 @@ def gradable(
             f"data: the reward {name_of(config.reward)} cannot grade row {where}{others}: "
             f"{reason}{remedy}."
         )
-    return *parts, [prompt.name for prompt, _, _ in faults]
+    return *splits, [prompt.name for prompt, _, _ in faults]
 
 
 def _lost(config: TrainConfig, held_out: Sequence, left: Sequence[Sequence]) -> str:
@@ -173,7 +173,7 @@ def fitted(
         room = min(room, config.sampling.prompt_length or room)
     chat, system = config.data.chat, config.data.system
     encoder = TextEncoder(tokenizer, room, chat, system)
-    parts: list[list[Question]] = []
+    splits: list[list[Question]] = []
     dropped, truncated = list[str](), dict[str, None]()
     for part, read in ((prompts, True), (held_out, config.offline)):
         questions = encode_prompts(
@@ -201,19 +201,19 @@ def fitted(
                 else:
                     long.add(i)
         dropped += [questions[i].prompt.name for i in sorted(long)]
-        parts.append([each for i, each in enumerate(questions) if i not in long])
-    if lost := _lost(config, held_out, parts):
+        splits.append([each for i, each in enumerate(questions) if i not in long])
+    if lost := _lost(config, held_out, splits):
         raise ValueError(
             f"data: all rows {lost} are too long; a prompt may have {room} tokens and a response "
             f"{most}."
         )
-    _check_mask_id(model, parts)
-    return Fitted(parts[0], parts[1], dropped, list(truncated))
+    _check_mask_id(model, splits)
+    return Fitted(splits[0], splits[1], dropped, list(truncated))
 
 
-def _check_mask_id(model: Model, parts: Sequence[Sequence[Question]]) -> None:
+def _check_mask_id(model: Model, splits: Sequence[Sequence[Question]]) -> None:
     mask_id = None if is_causal(model) else model.config.mask_id
-    for prompt, tokens in (question for part in parts for question in part):
+    for prompt, tokens in (question for part in splits for question in part):
         if mask_id is not None and mask_id in tokens:
             raise ValueError(
                 f"data: prompt {prompt.where} holds the mask id {mask_id}, "

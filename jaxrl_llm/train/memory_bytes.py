@@ -240,14 +240,14 @@ def logits_bytes(
       statistics: Whether statistics over the vocabulary are computed, in chunks of tokens.
     """
     mesh = dict.fromkeys(AXES, 1) | dict(mesh or {})
-    parts = 1 if vocab_size % mesh["tensor"] else mesh["tensor"]
+    shards = 1 if vocab_size % mesh["tensor"] else mesh["tensor"]
     tokens = -(-tokens // mesh["context"])
     local = -(-tokens // math.prod(mesh[axis] for axis in BATCH_AXES))
     words = block_words(vocab_size, tokens, width, _chunk_of(logprobs.token_logprobs))
-    elements = local * -(-words // parts)
+    elements = local * -(-words // shards)
     if statistics:  # computed along with the log-probabilities
         chunk = min(_chunk_of(logprobs.vocabulary_statistics), local)
-        elements = max(elements, chunk * vocab_size // parts)
+        elements = max(elements, chunk * vocab_size // shards)
     return 3 * 4 * elements
 
 

@@ -174,15 +174,15 @@ def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Bat
         else:
             scores = preferences.last_token_value(logp, batch.mask)
         return ScoredItems(scores, order, present, sides)
-    labels, there = batch.extras["turn_rewards"], batch.extras["turn_where"]
+    labels, is_step = batch.extras["turn_rewards"], batch.extras["turn_where"]
     ids, steps = batch.extras["turn_ids"], labels.shape[-1]
     scores = preferences.step_values(logp, ids, batch.mask, steps=steps)
     # A step that begins and ends within a token has no value.
     read = preferences.step_values(jnp.ones_like(logp), ids, batch.mask, steps=steps) > 0
     flat = (labels.shape[0], -1)
-    there = there & read & present[..., None]
-    scores, labels, there = (x.reshape(flat) for x in (scores, labels, there))
-    return ScoredItems(scores, labels, there, _apart(scores.shape))
+    is_step = is_step & read & present[..., None]
+    scores, labels, is_step = (x.reshape(flat) for x in (scores, labels, is_step))
+    return ScoredItems(scores, labels, is_step, _apart(scores.shape))
 
 
 def _apart(shape: tuple[int, ...]) -> Array:

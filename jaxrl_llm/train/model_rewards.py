@@ -204,9 +204,9 @@ class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("m
                     tokens = written[:-1], written[-1:]
                 else:
                     # A reply that was cut off within its reasoning is no turn of a template.
-                    whole = split_reply(completion).final is not None
-                    said = completion if whole else Continuation(completion)
-                    tokens = asked, encoder.response(said, ends=True)
+                    is_complete = split_reply(completion).final is not None
+                    reply = completion if is_complete else Continuation(completion)
+                    tokens = asked, encoder.response(reply, ends=True)
             except ValueError as error:
                 out[i] = Failure(f"raised ValueError: {one_line(str(error))}", error)
                 continue

@@ -233,13 +233,13 @@ def reference_logp(
         return table
     table = ReferenceLogp.load(path)
     for name, value in about.items():
-        there = table.about.get(name)
+        stored = table.about.get(name)
         if isinstance(value, str):
-            value, there = comparable(value), comparable(str(there))
-        if there != value:
+            value, stored = comparable(value), comparable(str(stored))
+        if stored != value:
             raise ValueError(
                 f"reference_logp: {str(path)!r} was made with another {name}: "
-                f"{there}, but this run has {value}; name another file."
+                f"{stored}, but this run has {value}; name another file."
             )
     absent = {}
     for rows in batches():

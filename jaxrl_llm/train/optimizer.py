@@ -36,8 +36,8 @@ def describe_optimizer(config: Any) -> str:
       >>> describe_optimizer(SimpleNamespace(optimizer=None, resolved_recipe=jr.recipes.es_qiu()))
       'sgd of es_qiu, learning rate 0.0005, no bound of the gradient'
     """
-    own, name = _of_recipe(config), config.resolved_recipe.name
-    if own is None:
+    of_recipe, name = _of_recipe(config), config.resolved_recipe.name
+    if of_recipe is None:
         return ""
     run = policy_optimizer(config)
     whose = f"of {name}" if config.optimizer is None else f"of the config, not that of {name}"
@@ -227,7 +227,7 @@ def apply_if_finite(
     *,
     scale: Array | None = None,
     finite: Array | bool = True,
-    there: Array | bool = True,
+    trains: Array | bool = True,
 ) -> tuple[tuple[ArrayTree, ArrayTree], dict[str, Array]]:
     """One step of an optimizer, skipped if the loss, the gradient or the update is non-finite.
 
@@ -249,7 +249,7 @@ def apply_if_finite(
       scale: ``[]``, multiplies the optimizer's update; None leaves the update unchanged, and with 0
         no step is made.
       finite: Whether everything else that the update depends on is finite.
-      there: Whether there is anything to learn from; if not, no step is made, and none is skipped.
+      trains: Whether there is anything to learn from; if not, no step is made, and none is skipped.
 
     Returns:
       Parameters and state after the step, and the metrics ``loss``, ``grad_norm``, ``update_norm``
@@ -257,7 +257,7 @@ def apply_if_finite(
       a ``scale``, ``withheld`` (1 if it is 0).
     """
     norm = trees.norm(grads)  # non-finite if any gradient is
-    applied = jnp.isfinite(loss) & jnp.isfinite(norm) & finite & there
+    applied = jnp.isfinite(loss) & jnp.isfinite(norm) & finite & trains
     withheld = jnp.zeros((), bool)
     if scale is not None:
         applied &= jnp.isfinite(scale)
@@ -281,7 +281,7 @@ def apply_if_finite(
         "grad_norm": norm,
         "update_norm": update_norm,
         "updates": applied.astype(jnp.float32),
-        "skipped": (there & ~applied & ~withheld).astype(jnp.float32),
+        "skipped": (trains & ~applied & ~withheld).astype(jnp.float32),
     }
     if scale is not None:
         metrics["withheld"] = withheld.astype(jnp.float32)

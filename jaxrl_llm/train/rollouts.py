@@ -255,7 +255,7 @@ def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch
     teacher = experiment.teacher
     if teacher is None or isinstance(teacher, Teacher):
         return batch
-    said = host_scores(
+    scores = host_scores(
         teacher,
         experiment.recipe,
         batch,
@@ -264,7 +264,7 @@ def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch
         encoder=dataclasses.replace(experiment.encoder, room=sys.maxsize),
         vocab_size=experiment.model.config.vocab_size,
     )
-    return batch.with_extras(said)
+    return batch.with_extras(scores)
 
 
 class _Baselines(NamedTuple):

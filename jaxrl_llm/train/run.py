@@ -466,8 +466,8 @@ class UpdateGuard:
             critic = [values["critic_loss"], values["critic_grad_norm"]]
             norms, text = norms + critic, f"{text}, of the critic {critic[0]:g} and {critic[1]:g}"
         if "subagent_loss" in values:
-            own = [values["subagent_loss"], values["subagent_grad_norm"]]
-            norms, text = norms + own, f"{text}, of the subagent {own[0]:g} and {own[1]:g}"
+            loss, norm = values["subagent_loss"], values["subagent_grad_norm"]
+            norms, text = [*norms, loss, norm], f"{text}, of the subagent {loss:g} and {norm:g}"
         if np.isfinite(norms).all() and values["skipped"]:
             text += " but a non-finite state or scale of the method"
         if has_nonfinite_update(values):

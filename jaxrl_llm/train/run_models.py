@@ -80,14 +80,14 @@ def open_model(config: TrainConfig, mesh, *, frozen=False) -> OpenedModel:
             scan_layers=config.scan_layers,
         )
         tokenizer = data.load_tokenizer(config.model)
-        found = OpenedModel(models.make_model(shape), tokenizer, opened.shapes, opened.read)
+        loaded = OpenedModel(models.make_model(shape), tokenizer, opened.shapes, opened.read)
     else:
         model, params, tokenizer = config.model()
         params = _placed(model, params, mesh)
-        found = OpenedModel(model, tokenizer, lambda: params, lambda: params)
-    tokenizer = with_template_options(found.tokenizer, config.data.template_options)
-    found = found._replace(tokenizer=tokenizer)
-    return found if config.init_from is None else _begun_from(config.init_from, found)
+        loaded = OpenedModel(model, tokenizer, lambda: params, lambda: params)
+    tokenizer = with_template_options(loaded.tokenizer, config.data.template_options)
+    loaded = loaded._replace(tokenizer=tokenizer)
+    return loaded if config.init_from is None else _begun_from(config.init_from, loaded)
 
 
 def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:

@@ -120,9 +120,9 @@ def sample_pairs(
             lengths=lengths[: len(part)] if prefer == "short" else None,
             where=where,
         )
-        indices, there = np.asarray(selected.indices), np.asarray(selected.where)
+        indices, is_pair = np.asarray(selected.indices), np.asarray(selected.where)
         before = len(rows)
-        for p, m in np.argwhere(there):
+        for p, m in np.argwhere(is_pair):
             chosen, rejected = (texts[p][i] for i in indices[p, m])
             rows.append(pair_row(part[p].prompt, chosen, rejected))
         no_right += int((~right).sum())

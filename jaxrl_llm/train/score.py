@@ -568,10 +568,10 @@ class Scorer:
         tokens, mask, support, packing = responses
         tokens = _in_vocabulary(self.model, tokens)
         named = {name for function in functions.values() for name in accepted(function)}
-        taught = "teacher_logits" in named
-        if taught and (self.teacher_matrix is None or "teacher_hidden" not in rows):
+        has_teacher = "teacher_logits" in named
+        if has_teacher and (self.teacher_matrix is None or "teacher_hidden" not in rows):
             raise ValueError("score: a statistic reads teacher_logits, but there is no teacher.")
-        named |= {"teacher_hidden"} if taught else set()
+        named |= {"teacher_hidden"} if has_teacher else set()
         if isinstance(packing, Tree | FlatPacking) and named & set(rows):
             # Responses that share a token may have different extras at that token.
             hidden, packing = unpack(packing, hidden, mask), None
@@ -580,7 +580,7 @@ class Scorer:
         def statistics(arrays, shared):
             hidden, tokens, mask, rows, support = arrays
             matrix, temperature, of_teacher = shared
-            teacher = (rows["teacher_hidden"], of_teacher) if taught else None
+            teacher = (rows["teacher_hidden"], of_teacher) if has_teacher else None
             return logprobs.vocabulary_statistics(
                 functions,
                 hidden,
@@ -592,14 +592,14 @@ class Scorer:
                 rows=rows,
                 support=support,
                 teacher=teacher,
-                teacher_logit_cap=self.teacher_logit_cap if taught else None,
+                teacher_logit_cap=self.teacher_logit_cap if has_teacher else None,
                 **self._chunks,
             )
 
         shared = (
             self.model.output_matrix(params),
             self.temperature,
-            self.teacher_matrix if taught else None,
+            self.teacher_matrix if has_teacher else None,
         )
 
         def of_rows(arrays, shared):

@@ -76,8 +76,8 @@ def with_mesh_sizes(config: TrainConfig) -> TrainConfig:
     """
     sizes = config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
     mesh, _ = load_meshes(*sizes)
-    found = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
-    return dataclasses.replace(config, mesh=MeshConfig(**found))
+    mesh_sizes = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
+    return dataclasses.replace(config, mesh=MeshConfig(**mesh_sizes))
 
 
 def load_experiment(
@@ -275,11 +275,11 @@ def init_experiment(
         reference=None if config.reference is None or not recipe.needs.moves_reference else start,
     )
     if experiment.subagent is not None:
-        own = _subagent_state(experiment, experiment.subagent, optimizer)
-        state = state.with_parts(subagent=own)
+        subagent_state = _subagent_state(experiment, experiment.subagent, optimizer)
+        state = state.with_parts(subagent=subagent_state)
         # The state has the parameters from now on.
-        parts = dataclasses.replace(experiment.subagent, params=())
-        experiment = dataclasses.replace(experiment, subagent=parts)
+        subagent = dataclasses.replace(experiment.subagent, params=())
+        experiment = dataclasses.replace(experiment, subagent=subagent)
     collector_state = experiment.collector.init(len(experiment.train))
     state = state._replace(collector_state=jax.tree.map(np.asarray, collector_state))
     if resume:
@@ -318,15 +318,17 @@ def _at_updates(state: TrainState, recipe: Any, *, old: int, new: int) -> TrainS
     return state.with_parts(critic=state.critic._replace(opt_state=moved))
 
 
-def _subagent_state(experiment: Experiment, parts: SubagentParts, optimizer: Any) -> SubagentState:
+def _subagent_state(
+    experiment: Experiment, subagent: SubagentParts, optimizer: Any
+) -> SubagentState:
     """The first state of a subagent; its parameters may be those of the policy, so are copied."""
     state = init_state(
-        parts.params,
+        subagent.params,
         optimizer,
         experiment.recipe.needs.subagent.recipe,
         key=jax.random.key(experiment.config.seed),
         mesh=experiment.mesh,
-        rules=parts.model.sharding_rules,
+        rules=subagent.model.sharding_rules,
         copy=not isinstance(experiment.config.subagent.model, str),
     )
     return SubagentState(state.params, state.opt_state, state.algo_state)

@@ -79,9 +79,9 @@ def calls_of(scores: Scores, where: np.ndarray) -> Calls:
     taken = zip(episodes, where.reshape(-1), strict=True)
     records = [
         [call for turn in episode.turns for call in turn.calls]
-        if there and episode is not None
+        if takes_part and episode is not None
         else []
-        for episode, there in taken
+        for episode, takes_part in taken
     ]
     most = max(1, *map(len, records))
     exists, forms = np.zeros((len(records), most), bool), np.zeros((len(records), most), np.float32)
@@ -118,7 +118,7 @@ def subagent_batch(
     earned = subagent.rewards(calls.forms, rewards, call_where=calls.where)
     aligned = align_calls(jnp.asarray(calls.where), key, count=subagent.count)
     advantages = subagent.advantage(earned, aligned.index, call_where=aligned.where)
-    index, there = np.asarray(aligned.index), np.asarray(aligned.where)
+    index, exists = np.asarray(aligned.index), np.asarray(aligned.where)
     earned = np.take_along_axis(np.asarray(earned), index, axis=-1)
     blank = next(made for made in calls.records if made)[0]
     picked = index.reshape(len(calls.records), -1)
@@ -130,8 +130,8 @@ def subagent_batch(
     rollout = trees.zip_leaves(lambda x: np.concatenate(x), rows)
     batch = Batch.from_rollout(
         rollout._replace(sampled_at=None),
-        np.where(there, earned, 0.0).reshape(-1, 1),
-        where=there.reshape(-1, 1),
+        np.where(exists, earned, 0.0).reshape(-1, 1),
+        where=exists.reshape(-1, 1),
     )
     of_calls = np.asarray(advantages, np.float32).reshape(-1, 1)
     return batch.replace(extras={"call_advantages": of_calls})
@@ -186,7 +186,7 @@ def with_subagent(main: Algorithm, subagent: Algorithm) -> Algorithm:
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         called, before = batch.called, state.subagent
         # Copied before the main step donates its state.
-        own = state._replace(
+        subagent_state = state._replace(
             **before._asdict(),
             step=jnp.copy(state.step),
             base=(),
@@ -195,8 +195,10 @@ def with_subagent(main: Algorithm, subagent: Algorithm) -> Algorithm:
         after, metrics = main.step(state.with_parts(subagent=()), batch.replace(called=None))
         if called is None:
             return after.with_parts(subagent=before), metrics
-        own, more = subagent.step(own, called)
-        trained = SubagentState(own.params, own.opt_state, own.algo_state)
+        subagent_state, more = subagent.step(subagent_state, called)
+        trained = SubagentState(
+            subagent_state.params, subagent_state.opt_state, subagent_state.algo_state
+        )
         named = {f"subagent_{k}": value for k, value in more.items() if k not in _OF_GROUPS}
         return after.with_parts(subagent=trained), metrics | named
 

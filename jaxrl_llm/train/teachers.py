@@ -535,50 +535,52 @@ class AlignedTeacher:
           without a span.
         """
         ours, theirs = encoder.tokenizer, self.tokenizer
-        there = TextEncoder(theirs, 1 << 30, encoder.chat, encoder.system)
+        teacher_encoder = TextEncoder(theirs, 1 << 30, encoder.chat, encoder.system)
         cut, rows, prompts, same, stops = [], [], [], [], set(encoder.stop_ids)
         for text, response in zip(texts, responses, strict=True):
             tokens = [int(x) for x in response]
             ends = bool(tokens) and tokens[-1] in stops
             body = tokens[:-1] if ends else tokens
             words = ours.decode(body)
-            said, more = _said(there, words)
-            end = list(there.end_ids) if ends else []
+            written, more = _teacher_tokens(teacher_encoder, words)
+            end = list(teacher_encoder.end_ids) if ends else []
             # Tokens are aligned by the places of characters, which a normalizer may move.
-            same.append(len(theirs.decode(said)) == len(words) + more)
-            prompts.append(there.prompt(text, "of the teacher"))
+            same.append(len(theirs.decode(written)) == len(words) + more)
+            prompts.append(teacher_encoder.prompt(text, "of the teacher"))
             # At least one token: an empty response is scored too, and no span reads it.
-            rows.append([*said, *end] or list(theirs.eos_ids[:1]))
-            cut.append((body, said, more, len(end)))
+            rows.append([*written, *end] or list(theirs.eos_ids[:1]))
+            cut.append((body, written, more, len(end)))
         context = getattr(self.teacher, "context", None)
-        fits = [
+        is_scored = [
             context is None or len(x) + len(y) <= context
             for x, y in zip(prompts, rows, strict=True)
         ]
-        if not all(fits):
+        if not all(is_scored):
             warnings.warn(
-                f"{len(fits) - sum(fits)} of {len(fits)} responses exceed the teacher's context of "
-                f"{context} tokens with their prompts, so nothing is learned from them.",
+                f"{is_scored.count(False)} of {len(rows)} responses exceed the teacher's context "
+                f"of {context} tokens with their prompts, so nothing is learned from them.",
                 stacklevel=2,
             )
         if not all(same):
             warnings.warn(
-                f"{len(same) - sum(same)} of {len(same)} responses have another number of "
+                f"{same.count(False)} of {len(rows)} responses have another number of "
                 "characters in the teacher's tokenizer, so nothing is learned from them.",
                 stacklevel=2,
             )
-        fits = [x and y for x, y in zip(fits, same, strict=True)]
-        fitting = [list(itertools.compress(x, fits)) for x in (prompts, rows)]
-        scores = iter(self.teacher.score(*fitting) if any(fits) else ())
+        is_scored = [x and y for x, y in zip(is_scored, same, strict=True)]
+        fitting = [list(itertools.compress(x, is_scored)) for x in (prompts, rows)]
+        scores = iter(self.teacher.score(*fitting) if any(is_scored) else ())
         out = []
-        for response, (body, said, more, after), fit in zip(responses, cut, fits, strict=True):
+        for response, (body, written, more, after), scored in zip(
+            responses, cut, is_scored, strict=True
+        ):
             ends = len(response) - len(body)
-            if not fit:
+            if not scored:
                 n = len(response)
                 out.append((np.full(n, -1, np.int32), np.zeros(n, np.float32)))
                 continue
             score = next(scores)
-            before = token_ends(body, ours.decode), token_ends(said, theirs.decode)
+            before = token_ends(body, ours.decode), token_ends(written, theirs.decode)
             ids, other = _aligned(*before, more)
             if ends:  # what ends the turn is one span; a template may write several tokens there
                 last = max(int(ids.max(initial=-1)), int(other.max(initial=-1))) + 1
@@ -591,32 +593,32 @@ class AlignedTeacher:
         return out
 
 
-def _said(there: TextEncoder, words: str) -> tuple[list[int], int]:
+def _teacher_tokens(encoder: TextEncoder, words: str) -> tuple[list[int], int]:
     """The tokens of a sampled text after the teacher's prompt, and how many characters are added.
 
     The teacher's template may begin the turn with more than the text, or have written the beginning
     of the text in the prompt; then the number is negative.
     """
-    plain = there.response(Continuation(words))
+    plain = encoder.response(Continuation(words))
     try:
-        said = there.response(words)
+        written = encoder.response(words)
     except ValueError:
         return plain, 0
-    text = there.tokenizer.decode(said)
+    text = encoder.tokenizer.decode(written)
     same = text.endswith(words) or words.endswith(text)
-    return (said, len(text) - len(words)) if same else (plain, 0)
+    return (written, len(text) - len(words)) if same else (plain, 0)
 
 
 def _aligned(
     ends: Sequence[int | None], other_ends: Sequence[int | None], more: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The spans of a text; the second tokens begin with ``more`` characters that it lacks."""
-    parts = []
+    texts = []
     for each, skip in ((ends, max(-more, 0)), (other_ends, max(more, 0))):
         before = [n for n, end in enumerate(each, 1) if end is not None and end <= skip]
         first = before[-1] if skip and before else 0
-        parts.append((first, [None if end is None else end - skip for end in each[first:]]))
-    (first, ours), (second, theirs) = parts
+        texts.append((first, [None if end is None else end - skip for end in each[first:]]))
+    (first, ours), (second, theirs) = texts
     ids, other = align_spans(ours, theirs)
     pad = np.int32(-1)
     return np.append(np.full(first, pad), ids), np.append(np.full(second, pad), other)

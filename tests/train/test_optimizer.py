@@ -225,7 +225,7 @@ def test_a_scale_of_zero_changes_no_bit_and_counts_as_withheld(name):
     assert numbers(0.0) == [0.0, 0.0, 1.0, 0.0]
     # What is non-finite is a fault whatever the scale; what is not there, no step at all.
     assert numbers(0.0, loss=NAN) == [0.0, 1.0, 0.0, 0.0]
-    assert numbers(0.0, there=jnp.bool_(False))[:3] == [0.0, 0.0, 0.0]
+    assert numbers(0.0, trains=jnp.bool_(False))[:3] == [0.0, 0.0, 0.0]
     assert numbers(1.0)[:3] == [1.0, 0.0, 0.0]
 
 

@@ -461,10 +461,10 @@ class Checkpoints:
         steps = processes.from_first(self.steps)
         if step is not None:
             if step not in steps:
-                there = ", ".join(map(str, steps)) or "none"
+                existing = ", ".join(map(str, steps)) or "none"
                 raise CheckpointError(
                     f"There is no checkpoint of step {step} in {str(self.folder)!r}; "
-                    f"there are {there}."
+                    f"there are {existing}."
                 )
             return [step]
         if not steps:

@@ -94,27 +94,27 @@ def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str,
             continue  # of a run that had none
         if key not in metadata:
             raise ValueError("it does not say which model it belongs to")
-        there = metadata[key]
+        stored = metadata[key]
         if key == "model":
-            value, there = comparable(value), comparable(str(there))
+            value, stored = comparable(value), comparable(str(stored))
             if without_precision(value) == value:
-                there = without_precision(there)
-        if there != value:
+                stored = without_precision(stored)
+        if stored != value:
             what = {
-                "format": f"was written by another version: it has format {there}, "
+                "format": f"was written by another version: it has format {stored}, "
                 f"this one reads {value}",
-                "model": f"belongs to another model: {there}, not {value}",
+                "model": f"belongs to another model: {stored}, not {value}",
                 "params": "belongs to another model or adapter: parameter names or shapes differ",
                 "state": "was made with another optimizer or recipe than this run has",
                 "questions": "was made with other questions, or another split or order of them",
-                "seed": f"was made with seed {there}, this run has {value}",
+                "seed": f"was made with seed {stored}, this run has {value}",
                 "base": "belongs to an adapter of another model, or of one in another precision: "
                 "the frozen parameters differ",
                 "reference": "was made with another reference: the parameters of the model that "
                 "the run loads differ",
                 "teacher": "was made with another teacher, or with one in another precision: the "
                 "parameters or scores that the run loads differ",
-            }.get(key, f"was made with {key} {there!r}, this run has {value!r}")
+            }.get(key, f"was made with {key} {stored!r}, this run has {value!r}")
             raise OtherRun(f"The checkpoint {str(path)!r} {what}.")
 
 

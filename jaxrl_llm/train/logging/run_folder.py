@@ -226,11 +226,11 @@ class RunFolder:
                 return None
             return changed_settings(known, settings), fixed_settings(known, settings)
 
-        found, name = processes.from_first(find), repr(str(self.path))
-        if found is None:
+        compared, name = processes.from_first(find), repr(str(self.path))
+        if compared is None:
             self.log(f"No sessions.jsonl in {name} has the settings of the run: none is compared.")
             return {}
-        changed, fixed = found
+        changed, fixed = compared
         refused = {key: pair for key, pair in changed.items() if key in fixed or not allowed}
         if not refused:
             return changed
@@ -241,8 +241,8 @@ class RunFolder:
         elif any(key in changed for key in ("data.prompts", "data.evaluation", "data.held_out")):
             remedy += "; the questions must stay the same"
         if "minibatches" in refused:
-            kept = f"--minibatches {refused['minibatches'][0]}"
-            remedy = f" ({kept} if it was another mesh that changed their number){remedy}"
+            option = f"--minibatches {refused['minibatches'][0]}"
+            remedy = f" ({option} if it was another mesh that changed their number){remedy}"
         raise ValueError(
             f"train: the run in {name} had other settings: {text}. Resume it with the same "
             f"settings{remedy}."

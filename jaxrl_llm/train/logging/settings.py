@@ -92,9 +92,9 @@ def recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
             slot = isinstance(value, tuple) or callable(value)
             flat[f"recipe.{key}"] = mask(format_value(value)) if slot else _plain(value)
     if presets and not isinstance(recipe, str):
-        own, one, two = map(_slots, (recipe, *presets))
+        run_slots, one, two = map(_slots, (recipe, *presets))
         # Where both presets differ, the slot depends on the number of questions.
-        changed = [k for k in one if own[k] != one[k] and one[k] == two[k]]
+        changed = [k for k in one if run_slots[k] != one[k] and one[k] == two[k]]
         flat[_CHANGED_SLOTS] = ", ".join(changed) or "none"
     return flat
 
@@ -273,8 +273,9 @@ def evaluation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
 
     def decides(name: str) -> bool:
-        own = name in ("evaluation.limit", *_OF_QUESTIONS)
-        return own or name.partition(".")[0] in _OF_EVALUATION and name != "sampling.group_size"
+        if name in ("evaluation.limit", *_OF_QUESTIONS):
+            return True
+        return name.partition(".")[0] in _OF_EVALUATION and name != "sampling.group_size"
 
     named = {name: value for name, value in settings.items() if decides(name)}
     samples = settings.get("evaluation.samples") or settings.get("sampling.group_size")
@@ -292,8 +293,8 @@ def changed_evaluation(
       {'evaluation.samples': (4, 64)}
     """
     old, new = evaluation_settings(old), evaluation_settings(new)
-    own = ("evaluation.limit", "evaluation.samples")  # free, so not among the changed settings
-    pairs = {name: (old[name], new[name]) for name in own if name in old and name in new}
+    free = ("evaluation.limit", "evaluation.samples")  # not among the changed settings
+    pairs = {name: (old[name], new[name]) for name in free if name in old and name in new}
     return {k: pair for k, pair in pairs.items() if pair[0] != pair[1]} | changed_settings(old, new)
 
 

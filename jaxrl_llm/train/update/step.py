@@ -100,7 +100,7 @@ def optimizer_step(
     trains &= jnp.any(rows.weights != 0)
     loss, grads, logp, entropy, scale = gradients
     carry, metrics = apply_if_finite(
-        setup.optimizer, carry, loss, grads, scale=scale, finite=begun.finite, there=trains
+        setup.optimizer, carry, loss, grads, scale=scale, finite=begun.finite, trains=trains
     )
     metrics |= batch_metrics(setup.recipe, logp, entropy, rows)
     reads_logp = setup.passes.updates == 1 or any(part.reads_logp for part in parts)

@@ -97,7 +97,7 @@ def update_critic(
         part = recipe.weigh(part) if passes.minibatches > 1 else part
         trains &= jnp.any(part.extras["critic_weights"] != 0)
         value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
-        carry, metrics = apply_if_finite(optimizer, carry, value, grads, there=trains)
+        carry, metrics = apply_if_finite(optimizer, carry, value, grads, trains=trains)
         return carry, (metrics, None)
 
     before = (state.params, state.opt_state)

@@ -78,7 +78,7 @@ def update_prm(
     trains = rollouts > 0
     if "pairs" in accepted(rule.loss):
         trains &= pairs > 0
-    (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads, there=trains)
+    (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads, trains=trains)
     return CriticState(params, opt_state, ()), metrics
 
 
