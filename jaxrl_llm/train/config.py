@@ -335,7 +335,8 @@ class TrainConfig:
         evolution recipe, `sampling.group_size` members answer each prompt, at the temperature of
         the recipe; `sampling.temperature` is for the evaluation.
       sampling: How rollouts are sampled.
-      optimizer: The optimizer of the policy; None for the recipe's, if it has one, else AdamW.
+      optimizer: The optimizer of the policy; None for the recipe's, if it has one, else AdamW. Any
+        function of optax with a learning rate is one too: ``bind(optax.contrib.muon, ...)``.
       critic: The optimizer of the critic or the process reward model, for a recipe that has one;
         None uses that of the policy.
       subagent: The model that answers what the environment asks, for a recipe with a subagent.
@@ -435,6 +436,8 @@ class TrainConfig:
 
     def __post_init__(self):
         name = "config"
+        for each in ("optimizer", "critic"):
+            object.__setattr__(self, each, OptimizerConfig.of(getattr(self, each)))
         checks.check_sections(name, self)
         checks.check_numbers(name, self)
         checks.check_positive(name, steps=self.steps)

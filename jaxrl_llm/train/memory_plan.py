@@ -302,8 +302,9 @@ def suggestions(
         changes.append((text, {"asynchrony": {"sampler_mesh": split}}))
     if isinstance(config.model, str) and config.product_dtype == "float32":
         changes.append(("--dtype bfloat16", {"dtype": "bfloat16"}))
-    if policy_optimizer(config).moment_dtype == "float32":
-        config = dataclasses.replace(config, optimizer=policy_optimizer(config))
+    optimizer = policy_optimizer(config)
+    if optimizer.transform is None and optimizer.moment_dtype == "float32":
+        config = dataclasses.replace(config, optimizer=optimizer)
         half = {"optimizer": {"moment_dtype": "bfloat16"}}
         changes.append(("--optimizer.moment-dtype bfloat16", half))
     if causal and (sampling.top_k is None or sampling.top_k > _TOP_K):

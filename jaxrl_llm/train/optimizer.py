@@ -41,7 +41,7 @@ def describe_optimizer(config: Any) -> str:
         return ""
     run = policy_optimizer(config)
     whose = f"of {name}" if config.optimizer is None else f"of the config, not that of {name}"
-    text = f"{run.name} {whose}, learning rate {run.learning_rate:g}"
+    text = f"{run.shown_name} {whose}, learning rate {run.learning_rate:g}"
     if run.max_grad_norm is None:
         return f"{text}, no bound of the gradient"
     # A population's estimate is mostly noise, and its norm usually far above a bound.
@@ -124,7 +124,15 @@ def _updates(opt_state: ArrayTree) -> Array:
     """The number of updates that the schedule has counted."""
     kind = optax.ScaleByScheduleState
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
-    return next(node.count for node in nodes if isinstance(node, kind))
+    counts = [node.count for node in nodes if isinstance(node, kind)]
+    if not counts:  # a transformation with a schedule of another kind
+        counts = [count for _, count in optax.tree.get_all_with_path(opt_state, "count")]
+    if not counts:
+        raise ValueError(
+            "optimizer: the state of this transformation counts no updates, so a schedule of the "
+            "learning rate cannot be followed; use warmup_steps 0 and decay_steps None."
+        )
+    return counts[0]
 
 
 def make_optimizer(config: OptimizerConfig, *, updates: int = 1) -> optax.GradientTransformation:
@@ -157,7 +165,14 @@ def make_optimizer(config: OptimizerConfig, *, updates: int = 1) -> optax.Gradie
       [-0.15 -0.2 ]
     """
     rate = make_schedule(config, updates=updates)
-    if config.name == "sgd":  # as in AdamW, the decay bypasses the momentum
+    if config.transform is not None:
+        moves = config.transform(learning_rate=rate)
+        if not (hasattr(moves, "init") and hasattr(moves, "update")):
+            raise TypeError(
+                f"optimizer: {config.transform!r} must return an optax transformation; got "
+                f"{type(moves).__name__}."
+            )
+    elif config.name == "sgd":  # as in AdamW, the decay bypasses the momentum
         transforms = []
         if config.b1:
             transforms.append(optax.trace(config.b1, accumulator_dtype=config.moment_dtype))

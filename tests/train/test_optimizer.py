@@ -14,13 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from exact_resume import assert_resumes
 from helpers import make_batch
 from rows import for_each
 from step_makers import one_layer, state_of
+from tiny_run import tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import Transform
-from jaxrl_llm.train import OptimizerConfig, init_critic, make_optimizer, make_step
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    OptimizerConfig,
+    init_critic,
+    make_optimizer,
+    make_step,
+    train,
+)
 from jaxrl_llm.train import optimizer as module
 
 LOSS, NAN, INF = (jnp.float32(x) for x in (2.0, jnp.nan, jnp.inf))
@@ -390,3 +399,66 @@ def test_the_guard_takes_no_second_set_of_parameters(monkeypatch):
     # All of the old state is written over: parameters and two moments.
     assert guarded.alias_size_in_bytes == bare.alias_size_in_bytes > 3 * size
     assert guarded.temp_size_in_bytes < bare.temp_size_in_bytes + size
+
+
+def test_any_transformation_of_optax_is_an_optimizer():
+    config = OptimizerConfig(
+        transform=jr.bind(optax.lion, b1=0.95), learning_rate=0.5, warmup_steps=2, max_grad_norm=3.0
+    )
+    assert repr(config.transform) == "lion(b1=0.95)" in repr(config)
+    optimizer = make_optimizer(config)
+    peer = optax.chain(
+        optax.clip_by_global_norm(3.0), optax.lion(lambda n: 0.25 * (n + 1), b1=0.95)
+    )
+    states, params = [optimizer.init(PARAMS), peer.init(PARAMS)], PARAMS
+    for step in range(2):
+        moves, states[0] = optimizer.update(GRADS, states[0], params)
+        expected, states[1] = peer.update(GRADS, states[1], params)
+        jax.tree.map(np.testing.assert_array_equal, moves, expected)
+        assert module.learning_rate(config, states[0]) == 0.25 * (step + 1)
+
+
+def test_a_rate_that_is_bound_is_that_of_the_config():
+    config = tiny_run("run", optimizer=jr.bind(optax.lion, learning_rate=0.1))
+    assert config.optimizer == OptimizerConfig(transform=jr.bind(optax.lion), learning_rate=0.1)
+    assert OptimizerConfig.of(optax.lion) == OptimizerConfig(transform=optax.lion)
+
+
+@for_each(
+    "options, error",
+    [
+        ({"transform": 3}, "transform must be a function with a learning_rate .*; got 3"),
+        ({"transform": lambda x: x}, "transform must be a function with a learning_rate"),
+        (
+            {"transform": optax.lion, "b1": 0.5},
+            "b1 has no effect with transform .*lion",
+        ),
+        ({"transform": optax.sgd, "name": "sgd"}, "name has no effect with transform"),
+    ],
+)
+def test_options_without_effect_beside_a_transformation(options, error):
+    with pytest.raises((TypeError, ValueError), match=f"^optimizer: {error}"):
+        OptimizerConfig(**options)
+
+
+def test_a_function_that_returns_no_transformation_is_named():
+    config = OptimizerConfig(transform=lambda learning_rate: learning_rate)
+    with pytest.raises(TypeError, match="must return an optax transformation; got float"):
+        make_optimizer(config)
+
+
+@pytest.mark.slow
+def test_a_run_with_muon_resumes_bit_for_bit(tmp_path):
+    config = tiny_run(
+        tmp_path / "whole",
+        optimizer=OptimizerConfig(
+            transform=jr.bind(optax.contrib.muon, beta=0.9), learning_rate=1e-2, decay_steps=8
+        ),
+        checkpoint=CheckpointConfig(every=1, keep=3),
+        steps=3,
+    )
+    run = train(config)
+    assert_resumes(config, run, tmp_path / "resumed")
+    with pytest.raises(ValueError, match="optimizer.transform"):
+        changed = OptimizerConfig(learning_rate=1e-2, decay_steps=8)
+        train(dataclasses.replace(config, optimizer=changed), resume=True)

@@ -351,6 +351,7 @@ def _shapes_of_state(settings: Mapping[str, Any], section: str) -> dict[str, Any
     counts = bool(read("warmup_steps") or read("decay_steps"))
     return {
         "name": read("name"),
+        "transform": read("transform.function") or read("transform"),
         "moment_dtype": read("moment_dtype"),
         "max_grad_norm": read("max_grad_norm") is None,
         "warmup_steps": counts,
