@@ -244,7 +244,7 @@ def _graded_batch(experiment: Experiment, collected: Collected) -> Batch:
 
 
 def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch) -> Batch:
-    """The batch with stored log-probabilities of a reference, and what a teacher on the host says.
+    """The batch with stored log-probabilities of a reference, and scores of a teacher on the host.
 
     A teacher on the devices scores the batch in its step.
     """
@@ -343,7 +343,7 @@ def _with_fields(
     number: int,
     subagent: SubagentPlayer | None,
 ) -> tuple[Collected, Batch]:
-    """The batch with the fields that its recipe reads, some of which have to be sampled.
+    """The batch with the fields that its recipe reads; some are sampled here.
 
     A group whose greedy baseline fails does not take part, which ``collected`` counts, as it does
     the tokens of baselines and the seconds of their sampling.
