@@ -192,7 +192,7 @@ def own_scores(asked: Asked, texts: Sequence[str]) -> Scores:
 
 
 def all_scores(asked: Asked, members: list[int], scores: Scores | None) -> Scores:
-    """Scores of a group, of which ``members`` were graded; the others bring theirs or have none."""
+    """Scores of a group: ``members`` were graded; the others bring a score or have none."""
     size = len(asked.requests)
     if len(members) == size and scores is not None:
         return scores

@@ -42,8 +42,9 @@ from jaxrl_llm.rollout.engine.scheduler import Scheduler, SlotIndex, plan_chunk
 from jaxrl_llm.rollout.slots import Slots, Tokens
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
 
-# Seconds in which an answer counts as quick. Others decode only once it has come, so that what
-# decodes together, and with it how numbers are rounded, does not depend on which of them is first.
+# Seconds in which an answer counts as quick. Responses with slower answers decode only after the
+# answer, so that the responses of a round, and with them the rounding of numbers, do not depend on
+# which answer is first.
 _PATIENCE = 0.05
 
 
