@@ -266,7 +266,7 @@ def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch
 
 
 class _Baselines(NamedTuple):
-    """The greedy response, or episode, to each of P questions; none, and 0, beside texts."""
+    """Rewards of the greedy response, or episode, to each of P questions; 0 for a text."""
 
     rewards: np.ndarray
     failed: np.ndarray
@@ -296,7 +296,7 @@ def _baselines(
             return _Baselines(rewards, failed, 0, 0.0)
         questions = [collected.questions[p] for p in groups]
         tokens = [question.tokens for question in questions]
-        # As many for each device, the last ones once more.
+        # The last ones are repeated, so that each device has an equal number.
         apart, mesh = experiment.sampler_mesh, experiment.rollout_mesh
         shards = batch_shards(mesh if apart is None else apart)
         tokens += [tokens[-1]] * (-len(tokens) % shards)

@@ -89,7 +89,7 @@ class Generation:
       params: Parameters of its model.
       key: Typed key of all requests.
       version: Recorded with each token that these parameters sample.
-      deltas: Low-rank deltas with a leading axis ``[N]``, of which each group names one.
+      deltas: Low-rank deltas with a leading axis ``[N]``; each group names one.
       segment: Maximum number of tokens that a response adds before it is paused, unfinished, until
         :meth:`stop` returns it; None for no limit.
       stop_strings: Texts that end a response; the token that completes one is its last.
