@@ -192,7 +192,7 @@ def own_scores(asked: Asked, texts: Sequence[str]) -> Scores:
 
 
 def all_scores(asked: Asked, members: list[int], scores: Scores | None) -> Scores:
-    """Scores of a group, of which ``members`` were graded; the others bring theirs or have none."""
+    """Scores of a group: ``members`` were graded; the others bring a score or have none."""
     size = len(asked.requests)
     if len(members) == size and scores is not None:
         return scores
@@ -243,7 +243,7 @@ class SamplerBackend:
         self._sample, self._questions = sample, questions
         self._decode, self._grade = decode, grade
         self._shape = (num_groups, group_size)
-        self._queue: deque[tuple[Asked, int]] = deque()  # groups by rows, the first of which is 0
+        self._queue: deque[tuple[Asked, int]] = deque()  # a group and the number of its row, from 0
         self._rows: dict[Asked, list[Rollout]] = {}
         self._complete: list[Asked] = []
         self.seconds = {"sample": 0.0, "reward": 0.0}

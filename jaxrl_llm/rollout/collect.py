@@ -212,8 +212,8 @@ def collect(
                     f"collector {collector!r} neither completes the batch of {num_groups} groups "
                     f"nor asks for more, after {len(book.asked)} groups."
                 )
-            # Rows of the sampler that would be empty sample what may be asked for next; but no
-            # group of several rows, of which some would be left for another round.
+            # Empty rows of the sampler sample the groups that may be asked for next, except groups
+            # of several rows, which might not end in the same round.
             one_row = width_of(collector, group_size) == group_size
             if one_row and needs_of(collector).asks_ahead and (spare := backend.spare()):
                 backend.submit(book.ahead(spare))
@@ -808,7 +808,7 @@ def _join_rollouts(
 ) -> tuple[Rollout, np.ndarray | None, np.ndarray, np.ndarray]:
     """P groups of at most G members as arrays ``[P, G]``; the rest is padding.
 
-    With them what is known of them, which groups have context, and their nodes.
+    Also returns the known values of the tokens, which groups have context, and their nodes.
     """
     prefixes = [os.path.commonprefix([each.context for each in group]) for group in groups]
     width, length = _sizes(groups, prefixes)
@@ -849,9 +849,9 @@ def _join_rollouts(
 
 
 def _sizes(groups: list[list[_Member]], prefixes: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """The widths of the prompts and of the responses, of which few occur, since each is compiled.
+    """The widths of the prompts and of the responses. They take few values: each is compiled.
 
-    What is left of a member's prompt behind the prefix of its group stands before the response.
+    The tokens of a member's prompt after the prefix of its group stand before its response.
     """
     members = [each for group in groups for each in group]
     before = max(

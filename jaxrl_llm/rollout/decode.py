@@ -6,7 +6,7 @@ from which response token ``t`` is predicted. Known tokens are read ``block`` at
 then serves every length, and no array grows with the square of a length.
 
 All functions take the model, its parameters and the slots, and return slots. ``deltas`` are
-low-rank deltas with a leading axis ``[N]``, of which each row takes one, or None. ``rows`` are
+low-rank deltas with a leading axis ``[N]``, and each row takes one; or None. ``rows`` are
 int32 ``[S, k]``, distinct; see :mod:`~jaxrl_llm.rollout.slots`.
 """
 

@@ -28,7 +28,7 @@ from jaxrl_llm.rollout.sampling.draw import sample_from
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.rollout.types import FAILED, LENGTH, STOP, Rollout
 
-# Logits that exist at one time, if each response has those of a cell at least.
+# The most logits in memory at one time, unless one cell of each response has more.
 LOGITS = 2**26
 REMASKING = ("confidence", "entropy", "random")
 
@@ -251,7 +251,7 @@ def make_uncover(
     temperature: float,
     stops: Array,
 ) -> Callable[..., Denoised]:
-    """The loop of :func:`make_denoising_sampler`, from responses of which tokens may be fixed.
+    """The loop of :func:`make_denoising_sampler`, in whose responses some tokens may be fixed.
 
     Args:
       model: A denoiser.
@@ -281,7 +281,7 @@ def make_uncover(
         def step(carry: tuple[Array, Denoised]) -> tuple[Array, Denoised]:
             i, state = carry
             now = i // len(counts)
-            # As many cells as a block has; those of a shorter one are among them.
+            # The slice has the cells of a full block; a shorter block lies within it.
             first = jnp.clip(now * block - start % block, 0, length - block)
 
             def cells(x: Array) -> Array:

@@ -142,8 +142,8 @@ def stored_episode(
 ) -> Episode:
     """The episode of a complete response of an earlier batch, whose reward is of its last turn.
 
-    A turn is a stretch of tokens that train, between what the environment wrote; its states and
-    what the environment said of it are not stored.
+    A turn is a stretch of tokens that train, between observations; the states of the environment
+    and its answers to a turn are not stored.
 
     Example:
       >>> import numpy as np
@@ -176,7 +176,7 @@ class Start(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """Tokens that later ones do not read: their places, and where those begin."""
+    """Tokens that the later tokens do not read: their places, and where the later ones begin."""
 
     places: np.ndarray
     out: Tokens
@@ -659,9 +659,9 @@ def _rewritten(
     prompt: Sequence[int],
     read: Sequence[int],
 ) -> tuple[int, list[int]] | None:
-    """How many of the tokens after a prompt the template keeps, and what comes after those.
+    """How many of the tokens after a prompt the template keeps, and the tokens that follow them.
 
-    None if it appends to all of them.
+    None if the template keeps all of them.
     """
     if not (renderer.rewrites and renderer.rewritten(messages)):
         return None

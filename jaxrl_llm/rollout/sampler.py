@@ -1,7 +1,7 @@
 """The sampler: groups of responses to prompts, all decoding inside one compiled function.
 
 A prompt's keys and values are computed once and shared by its group. Prompts and responses are the
-rows and slots of :mod:`jaxrl_llm.rollout.slots`, all of which start together. ``sample`` in a
+rows and slots of :mod:`jaxrl_llm.rollout.slots`, and all start together. ``sample`` in a
 message is the function that :func:`make_sampler` or
 :func:`~jaxrl_llm.rollout.make_population_sampler` builds.
 """

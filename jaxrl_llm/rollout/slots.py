@@ -217,10 +217,10 @@ def extend(
 ) -> Slots:
     """Adds known tokens, which nothing sampled, to responses that have ended; they then go on.
 
-    ``decode.fill_extended`` then computes their keys and values. Of each response its first
-    ``keep``, int32 ``[R, W]``, tokens stay. ``tokens`` are int32 ``[R, W, n]``, of which the first
-    ``count [R, W]`` are added with version -1 and zeros for what else is recorded; ``limit`` int32
-    ``[R, W]`` is the longest response from here on. There is room for the tokens and one more.
+    ``decode.fill_extended`` then computes their keys and values. The first ``keep``, int32
+    ``[R, W]``, tokens of each response stay. The first ``count [R, W]`` of ``tokens``, int32
+    ``[R, W, n]``, are added with version -1 and zeros in the other records. ``limit``, int32
+    ``[R, W]``, is the longest response from here on; the tokens and one more must fit.
     """
     places = jnp.arange(tokens.shape[-1])
     added = where[..., None] & (places < count[..., None])
@@ -264,7 +264,7 @@ def take_slot(slots: Slots, index: Array) -> Slots:
 
 
 def put_slot(slots: Slots, index: Array, taken: Slots) -> Slots:
-    """Puts what :func:`take_slot` took into a slot, with its prompt; the inverse.
+    """The inverse of :func:`take_slot`: puts its result into a slot, with its prompt.
 
     ``index`` is int32 ``[S, 2]``; shards in which nothing is put have a row beyond their end.
     """

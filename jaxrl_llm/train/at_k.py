@@ -188,8 +188,8 @@ def at_k(
 ) -> tuple[AtK, ...]:
     """pass@k for each k, and maj@k if there are answers.
 
-    Questions that all have one value, of which a resample says nothing, have Wilson's interval. A k
-    for which no question has enough graded completions is left out, with a warning.
+    If all questions have one value, resamples are all equal, so the interval is Wilson's. A k for
+    which no question has enough graded completions is left out, with a warning.
 
     Args:
       right, where: See the module; ``right`` is bool.
@@ -219,7 +219,7 @@ def at_k(
             enough = ~np.isnan(values)
             mean, count = float(values[enough].mean()), int(enough.sum())
             low, high = bootstrap(values, resamples=resamples)
-            if low == high:  # Equal values, of which a resample says nothing.
+            if low == high:  # Equal values: all resamples are equal.
                 low, high = wilson(mean, count)
             results.append(AtK(name, mean, low, high, count))
     return tuple(results)

@@ -83,7 +83,7 @@ class Passes(NamedTuple):
 
 # How metrics of several optimizer steps become one per batch; others are the mean over all steps.
 _SUMS = ("tokens", "text_tokens", "pairs")
-# Means over the first pass, and what they are means of: minibatches may have unequal numbers of it.
+# Means over the first pass, and the unit that they are over: minibatches may have unequal counts.
 _MEANS_OF = {
     "reward": "rollouts",
     "reward_std": "groups",

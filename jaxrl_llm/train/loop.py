@@ -54,7 +54,7 @@ def train(
     with a checkpoint of the last complete step. A step with a non-finite loss or gradient is
     skipped (see :func:`make_step`); after ``config.max_skipped`` such steps in a row the run ends
     with a checkpoint and saves the last batch in ``skipped_step_*.npz``. It also ends after as many
-    batches in a row of which no rollout takes part, or of which the recipe trains no token. If
+    batches in a row in which no rollout takes part, or no token trains. If
     rollouts are sampled ahead of their step (see :class:`AsyncConfig`), checkpoints include the
     finished rollouts. The weights that sample a batch then depend on timing, so a resumed run is
     not identical, but no question is lost or repeated.

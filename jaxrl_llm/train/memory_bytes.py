@@ -141,7 +141,7 @@ def activation_bytes(
 def largest_layer_bytes(config: Any, batch: BatchShape, *, on: LayerPlacement = ONE_CPU) -> int:
     """Bytes of all numbers of the layer that has the most, and of the last norm.
 
-    It is what a forward pass without gradients has at one time, one layer after the other.
+    A forward pass without gradients holds this much, since it computes one layer at a time.
 
     Args:
       config: A ``ModelConfig``.
@@ -170,7 +170,7 @@ class _LayerSizes(NamedTuple):
     inputs: int  # the input of a layer
     prompt_keys: int  # keys and values of the prompts in a layer
     gathered: int  # keys and values of a layer from all devices of the axis `context`
-    ends: int  # what exists once
+    ends: int  # arrays that exist once, not once a layer
 
 
 def _layer_sizes(

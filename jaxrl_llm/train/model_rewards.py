@@ -60,7 +60,7 @@ class _Loaded(NamedTuple):
 
 
 def _check_is_name(function: str, model: Any) -> None:
-    """Raises TypeError for what a config's ``model`` may be and the model of a reward may not."""
+    """Raises TypeError unless the model of a reward is a name or a folder."""
     if not isinstance(model, str | Path):
         raise TypeError(f"{function}: model must be the name or folder of a model; got {model!r}.")
 

@@ -424,8 +424,8 @@ def _logp_of(
 class StepOptions(NamedTuple):
     """The options of :func:`make_step` that a run's configuration sets.
 
-    ``steps`` is how many the run has, for what is worth compiling. With None, the shapes are those
-    of a long run, and none is compiled ahead.
+    ``steps`` is the number of steps of the run, which decides which shapes are worth compiling.
+    With None, the shapes are those of a long run, and none is compiled ahead.
     """
 
     passes: Passes

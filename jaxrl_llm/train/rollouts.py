@@ -246,7 +246,7 @@ def _graded_batch(experiment: Experiment, collected: Collected) -> Batch:
 
 
 def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch) -> Batch:
-    """The batch with stored log-probabilities of a reference, and what a teacher on the host says.
+    """The batch with stored log-probabilities of a reference, and scores of a teacher on the host.
 
     A teacher on the devices scores the batch in its step.
     """
@@ -268,7 +268,7 @@ def _with_host_scores(experiment: Experiment, collected: Collected, batch: Batch
 
 
 class _Baselines(NamedTuple):
-    """The greedy response, or episode, to each of P questions; none, and 0, beside texts."""
+    """Rewards of the greedy response, or episode, to each of P questions; 0 for a text."""
 
     rewards: np.ndarray
     failed: np.ndarray
@@ -298,7 +298,7 @@ def _baselines(
             return _Baselines(rewards, failed, 0, 0.0)
         questions = [collected.questions[p] for p in groups]
         tokens = [question.tokens for question in questions]
-        # As many for each device, the last ones once more.
+        # The last ones are repeated, so that each device has an equal number.
         apart, mesh = experiment.sampler_mesh, experiment.rollout_mesh
         shards = batch_shards(mesh if apart is None else apart)
         tokens += [tokens[-1]] * (-len(tokens) % shards)
@@ -345,7 +345,7 @@ def _with_fields(
     number: int,
     subagent: SubagentPlayer | None,
 ) -> tuple[Collected, Batch]:
-    """The batch with the fields that its recipe reads, some of which have to be sampled.
+    """The batch with the fields that its recipe reads; some are sampled here.
 
     A group whose greedy baseline fails does not take part, which ``collected`` counts, as it does
     the tokens of baselines and the seconds of their sampling.

@@ -66,7 +66,7 @@ class SubagentParts:
 
 
 class Calls(NamedTuple):
-    """The answers of a batch of P groups of G rollouts, of which each has up to S."""
+    """The answers in a batch of P groups of G rollouts, up to S in each rollout."""
 
     records: list[list[CallRecord]]  # by rollout, P G lists
     where: np.ndarray  # bool [P, G, S]

@@ -197,7 +197,7 @@ def update_of(name):
 
 @functools.cache
 def compiled_update(name, platform):
-    plain = {"scale": jnp.float32(1.0), "finite": jnp.bool_(True), "there": jnp.bool_(True)}
+    plain = {"scale": jnp.float32(1.0), "finite": jnp.bool_(True), "trains": jnp.bool_(True)}
     jitted = jax.jit(functools.partial(module.apply_if_finite, OPTIMIZERS[name]))
 
     def call(carry, loss=LOSS, grads=GRADS, **changes):
@@ -232,7 +232,7 @@ def test_a_scale_of_zero_changes_no_bit_and_counts_as_withheld(name):
         return [float(metrics[x]) for x in ("updates", "skipped", "withheld", "update_norm")]
 
     assert numbers(0.0) == [0.0, 0.0, 1.0, 0.0]
-    # What is non-finite is a fault whatever the scale; what is not there, no step at all.
+    # What is non-finite is a fault whatever the scale; without anything to learn, no step.
     assert numbers(0.0, loss=NAN) == [0.0, 1.0, 0.0, 0.0]
     assert numbers(0.0, trains=jnp.bool_(False))[:3] == [0.0, 0.0, 0.0]
     assert numbers(1.0)[:3] == [1.0, 0.0, 0.0]

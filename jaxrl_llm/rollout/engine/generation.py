@@ -42,8 +42,9 @@ from jaxrl_llm.rollout.engine.scheduler import Scheduler, SlotIndex, plan_chunk
 from jaxrl_llm.rollout.slots import Slots, Tokens
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
 
-# Seconds in which an answer counts as quick. Others decode only once it has come, so that what
-# decodes together, and with it how numbers are rounded, does not depend on which of them is first.
+# Seconds in which an answer counts as quick. Responses with slower answers decode only after the
+# answer, so that the responses of a round, and with them the rounding of numbers, do not depend on
+# which answer is first.
 _PATIENCE = 0.05
 
 
@@ -88,7 +89,7 @@ class Generation:
       params: Parameters of its model.
       key: Typed key of all requests.
       version: Recorded with each token that these parameters sample.
-      deltas: Low-rank deltas with a leading axis ``[N]``, of which each group names one.
+      deltas: Low-rank deltas with a leading axis ``[N]``; each group names one.
       segment: Maximum number of tokens that a response adds before it is paused, unfinished, until
         :meth:`stop` returns it; None for no limit.
       stop_strings: Texts that end a response; the token that completes one is its last.

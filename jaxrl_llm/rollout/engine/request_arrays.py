@@ -179,9 +179,9 @@ def slot_array(spec: EngineSpec, slot: SlotIndex) -> np.ndarray:
 
 
 def taken_from(spec: EngineSpec, slot: SlotIndex, taken: Slots) -> Slots:
-    """What ``slots.take_slot`` took from a slot, for every shard, since it may return to any.
+    """The result of ``slots.take_slot`` repeated for every shard, since it may return to any.
 
-    The function takes a slot of each shard, of which only one is the slot that was meant.
+    ``take_slot`` takes a slot of each shard; only the one at ``slot`` was asked for.
     """
     shard = slot[0] // spec.shard_rows
     return jax.tree.map(lambda x: np.repeat(x[shard : shard + 1], spec.shards, axis=0), taken)

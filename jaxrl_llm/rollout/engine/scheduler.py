@@ -197,10 +197,10 @@ class Scheduler:
         self.slots[request], self.lengths[request], self.busy[slot] = slot, length, True
 
     def pick_leaving(self, late: Iterable[int]) -> set[int]:
-        """Which of some requests between two turns leave their slots to what waits.
+        """Which of some requests between two turns leave their slots to waiting requests.
 
-        As in :func:`pick_next`, the siblings of a row take single slots of it, as many as they
-        need, and what else waits takes rows in which no slot is busy.
+        As in :func:`pick_next`, the siblings of a row take single slots of it; other waiting
+        requests take rows in which no slot is busy.
         """
         if not self.has_waiting:
             return set()

@@ -202,7 +202,7 @@ def _boundary(
         least = jnp.min(jnp.where(logits > -jnp.inf, logits, jnp.inf), axis=-1, keepdims=True)
         low = jnp.where(in_first, _key(last), _key(first[..., -1:]) - 1)
         key = _bisect(up_to, target, low, jnp.where(in_first, low, _key(least)))
-        # Of the tokens at the threshold, those of the lowest ids that are needed.
+        # Among the tokens at the threshold, the lowest ids pass, until the target is reached.
         edge = _from_key(key)
         ties = logits == edge
         tied = ~in_first & (jnp.sum(ties, axis=-1, keepdims=True) > 1)

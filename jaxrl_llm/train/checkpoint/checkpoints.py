@@ -251,14 +251,14 @@ class Checkpoints:
             files.sync(self.folder)  # before older ones are deleted
             try:
                 if replaced is not None:
-                    # Under this name, what may be left of it is swept, never put back.
+                    # Under this name, remains of it are swept and never put back.
                     shutil.rmtree(replaced.rename(unfinished))
                 for damaged in list(self._passed):
                     self._set_aside(damaged)
                 steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
                 scores = self._read_scores(steps) if self.best is not None else {}
                 for old in superseded(steps, scores, keep=self.keep):
-                    # Under this name, what may be left of it is swept later.
+                    # Under this name, remains of it are swept later.
                     shutil.rmtree(self.path(old).rename(self._unfinished(old)))
             except OSError as error:
                 return error

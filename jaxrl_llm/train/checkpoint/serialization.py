@@ -157,7 +157,7 @@ def to_arrays(state: TrainState) -> dict[str, Any]:
     """The state as plain arrays: a typed key as its data, the integers of the cursor as arrays."""
     # The frozen parameters of an adapter are loaded anew; a digest stands for them.
     tree = {k: x for k, x in state._asdict().items() if k not in ("base", "parts")}
-    # A checkpoint has the states of these parts beside the parameters, and two of them always.
+    # A checkpoint stores the states of these parts next to the parameters, two of them always.
     tree |= {"critic": (), "reference": ()} | _parts(state, known=True)
     if further := _parts(state, known=False):
         tree["parts"] = further

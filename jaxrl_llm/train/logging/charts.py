@@ -126,7 +126,9 @@ def chart(series: Sequence[Series], *, title: str) -> str:
     for i, (each, points) in enumerate(curves):
         color = f"c{i % _COLORS}"
         if each.intervals:
-            shift = 3 * (i - len(series) / 2)  # or those of one step would hide each other
+            shift = 3 * (
+                i - len(series) / 2
+            )  # so that intervals of one step do not hide each other
             html += _intervals(each, color, lambda x, d=shift: place_x(x) + d, place_y)
         else:
             html += _curve(each, points, color, place_x, place_y)

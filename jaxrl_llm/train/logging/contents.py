@@ -52,7 +52,7 @@ def holds_steps(folder: Path) -> bool:
 def date_of(folder: Path) -> datetime | None:
     """The date that chat templates write in all sessions of a run; None if no session has one.
 
-    An earlier version wrote that of each session, of which the first counts.
+    An earlier version wrote a date for each session; the first counts.
     """
     path = folder / "sessions.jsonl"
     rows = read_jsonl(path) if path.is_file() else []

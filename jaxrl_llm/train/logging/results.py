@@ -77,7 +77,7 @@ class Rows(NamedTuple):
     """The lines of a file of :class:`JsonLines`."""
 
     rows: list[dict]
-    damaged: list[int]  # numbers of those that are not such lines, from 1: cut off or changed
+    damaged: list[int]  # numbers, from 1, of lines that were cut off or changed
 
 
 def read_lines(path: Path) -> Rows:

@@ -126,8 +126,8 @@ def _plain(value: Any) -> Any:
     return mask(stable_repr(value))
 
 
-# What a resumed run may change, and why: none of it changes what is learned from a step. All else
-# may: it is named, refused, and recorded where it is allowed.
+# Settings that a resumed run may change, and why: they do not change what a step learns. Any other
+# change is refused by name, unless it is allowed, and is then recorded.
 _FREE = {
     "steps": "how many steps the run takes",
     "checkpoint": "when the state is saved",
@@ -356,7 +356,7 @@ def _shapes_of_state(settings: Mapping[str, Any], section: str) -> dict[str, Any
         "max_grad_norm": read("max_grad_norm") is None,
         "warmup_steps": counts,
         "decay_steps": counts,
-        # The places of arrays in a chain of which some parts are left out.
+        # Without these, the state has fewer arrays, at other places.
         "b1": is_sgd and bool(read("b1")),
         "weight_decay": is_sgd and counts and bool(read("weight_decay")),
     }

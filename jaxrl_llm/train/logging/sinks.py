@@ -45,8 +45,8 @@ class TensorBoard:
     def __init__(self, run: RunInfo):
         import tensorboardX
 
-        # Hides what was written of the steps that come now: those after a checkpoint, or all of
-        # a run that starts over.
+        # Hides earlier records of the steps that follow: after a checkpoint, or all if a run
+        # starts over.
         purge = run.first + 1 if run.first else 0
         self._writer = tensorboardX.SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
 
