@@ -266,7 +266,7 @@ def required_fields(recipe) -> RequiredFields:
     in_loss = before_loss | set(recipe.computed_from("policy"))
     in_loss |= {name for part in recipe.parts for name in part.computed_by_prepare()}
     before = set(recipe.computed_from(*COMPUTED_BEFORE))
-    known = set(EXTRAS) | set(recipe.inputs) | before
+    known = _entries(recipe) | before
 
     def names(functions: list[Reader], standard: frozenset[str], provided: set[str]):
         parameters = [p for reader in functions for p in unfilled(reader)]
@@ -280,6 +280,12 @@ def required_fields(recipe) -> RequiredFields:
     for part in recipe.parts:
         first |= part.required(recipe, every)
     return RequiredFields(first, first | every)
+
+
+def _entries(recipe) -> set[str]:
+    """The names of all extras of a batch: known ones, inputs of its own, and those of its parts."""
+    of_parts = {name for part in recipe.parts for name in part.reserved}
+    return {*EXTRAS, *recipe.inputs, *of_parts}
 
 
 def policy_controllers(recipe) -> frozenset[str]:
@@ -537,7 +543,7 @@ def check_arguments(recipe: str, reader: Reader, offered: Collection[str] = froz
 def _offers(recipe) -> dict[str, set[str]]:
     """The names that each slot offers to its functions by keyword."""
     before = set(recipe.computed_from(*COMPUTED_BEFORE))
-    extras = set(EXTRAS) | set(recipe.inputs) | before
+    extras = _entries(recipe) | before
     known = {*PREPARE_CONTEXT, *PREPARE_ONLY} | extras
     offers = {"correction": set()}
     by_source = {s: [e for e in recipe.computed if e.source == s] for s in SOURCES}

@@ -58,6 +58,11 @@ class RecipePart:
         """Number of first steps in which the policy does not train yet."""
         return 0
 
+    def step_part(self, setup: Any) -> Any:
+        """What it adds to the train step, a ``train.update.part.Part``; None for nothing."""
+        del setup
+        return None
+
     # What it reads and writes
 
     def readers(self) -> tuple[Reader, ...]:

@@ -44,7 +44,6 @@ class Part(NamedTuple):
       reads_logp: Whether ``after`` reads ``done.logp``.
       draws: Whether it draws random numbers and so reads ``at.key``.
       cost: Passes over a batch that are no reads, in words; for a user.
-      brings: Extras that a run puts into a batch for its reads, beside ``required_fields``.
     """
 
     name: str
@@ -59,7 +58,6 @@ class Part(NamedTuple):
     reads_logp: bool = False
     draws: bool = False
     cost: str = ""
-    brings: tuple[str, ...] = ()
 
 
 class Start(NamedTuple):

@@ -46,6 +46,10 @@ PARTS: tuple[Callable[[Recipe, Setup], Part | None], ...] = (
 
 
 def parts_of(setup: Setup, *, without: Collection[Callable] = ()) -> tuple[Part, ...]:
-    """The parts of a recipe's step, but those that the functions ``without`` make."""
-    made = (make(setup.recipe, setup) for make in PARTS if make not in without)
+    """The parts of a recipe's step, but those that the functions ``without`` make.
+
+    Parts of a user's own come last, from the method ``step_part`` of their records.
+    """
+    made = [make(setup.recipe, setup) for make in PARTS if make not in without]
+    made += [record.step_part(setup) for record in setup.recipe.parts]
     return tuple(part for part in made if part is not None)
