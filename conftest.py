@@ -179,7 +179,8 @@ def _traced_once(make_model):
 @functools.cache
 def _shared_parts():
     from jaxrl_llm.testing import model
-    from jaxrl_llm.train import algorithms, evolution, policy_gradient, samplers, setup
+    from jaxrl_llm.train import algorithms, evolution, policy_gradient
+    from jaxrl_llm.train.experiment import samplers, setup
 
     programs = ["make_sampler", "make_flow_sampler", "make_denoising_sampler", "make_population"]
     names = {

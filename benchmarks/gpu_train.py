@@ -41,9 +41,9 @@ from benchmarks.accelerator import (
 from benchmarks.worker import jax_device_memory, package_versions, peak_memory
 from jaxrl_llm.core import trees
 from jaxrl_llm.train.batches import split_microbatches
+from jaxrl_llm.train.models.score import score_hidden
 from jaxrl_llm.train.optimizer import apply_if_finite
 from jaxrl_llm.train.profile import Meter, measured_peak
-from jaxrl_llm.train.score import score_hidden
 
 # By the memory they need: a device does not forget its peak.
 REMAT = ("full", "dots", "none")

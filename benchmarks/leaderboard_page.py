@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import pages
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.quickstart import WAYS
-from jaxrl_llm.train.intervals import t_quantile
+from jaxrl_llm.train.evaluation.intervals import t_quantile
 
 PAGE = ROOT / "docs" / "leaderboard.md"
 COLUMNS = ("recipe", "seeds", "steps", "tokens", "minutes", *(f"{way}, gain" for way in WAYS))

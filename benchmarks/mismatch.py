@@ -17,7 +17,7 @@ import jaxrl_llm as jr
 from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.data.questions import encode_prompts
-from jaxrl_llm.train.score import score
+from jaxrl_llm.train.models.score import score
 
 PRECISIONS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},

@@ -84,7 +84,7 @@ def unseen(run_dir: Path, task: str) -> dict[str, Any]:
     import jax
 
     from jaxrl_llm.cli import options
-    from jaxrl_llm.train.setup import load_experiment
+    from jaxrl_llm.train.experiment.setup import load_experiment
 
     options.use_compilation_cache()
     config, _ = options.load_target(task)

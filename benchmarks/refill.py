@@ -35,9 +35,9 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.curation import Collection, Collector, Decision
 from jaxrl_llm.data import Cursor
 from jaxrl_llm.train import EvaluationConfig, TrainConfig
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 CONFIG = "configs/quickstart.py"
 REFILL = jr.curation.refill(jr.curation.informative_groups, max_rounds=10)

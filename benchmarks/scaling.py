@@ -248,7 +248,7 @@ def model_of(name: str):
 
 def _plan(config, model, work: Work):
     from jaxrl_llm.models import param_shapes
-    from jaxrl_llm.train.memory_plan import PlanInputs, make_plan
+    from jaxrl_llm.train.memory.memory_plan import PlanInputs, make_plan
 
     inputs = PlanInputs(model, param_shapes(model), work.prompt_length, num_held_out=256)
     return make_plan(config, inputs, accelerator=True)

@@ -33,8 +33,8 @@ from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Prompt, PromptSet, split_distinct
 from jaxrl_llm.train import CheckpointConfig, DataConfig, EvaluationConfig, TrainConfig, train
 from jaxrl_llm.train.config import find_prompts
+from jaxrl_llm.train.experiment.setup import load_experiment
 from jaxrl_llm.train.optimizer import policy_optimizer
-from jaxrl_llm.train.setup import load_experiment
 
 QUESTIONS = ("held out", "others")
 

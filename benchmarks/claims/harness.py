@@ -25,7 +25,7 @@ import numpy as np
 import benchmarks.claims
 from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
-from jaxrl_llm.train.intervals import t_quantile, wilson
+from jaxrl_llm.train.evaluation.intervals import t_quantile, wilson
 
 RESULTS = harness.RESULTS / "claims"
 PACKAGES = ("jax", "jaxlib", "numpy")

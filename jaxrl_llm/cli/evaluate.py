@@ -12,12 +12,12 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.train import TrainConfig
-from jaxrl_llm.train.at_k import check_k
 from jaxrl_llm.train.checkpoint.serialization import reference_fingerprint
-from jaxrl_llm.train.model_rewards import judge
-from jaxrl_llm.train.pairs import evaluate_pairs, make_score
-from jaxrl_llm.train.run_models import load_reference
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.evaluation.at_k import check_k
+from jaxrl_llm.train.experiment.pairs import evaluate_pairs, make_score
+from jaxrl_llm.train.experiment.run_models import load_reference
+from jaxrl_llm.train.experiment.setup import load_experiment
+from jaxrl_llm.train.models.model_rewards import judge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

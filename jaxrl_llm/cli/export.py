@@ -21,7 +21,7 @@ from jaxrl_llm.models.lora import Adapted, merge_lora
 from jaxrl_llm.models.names import SHORT_NAMES
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.checkpoint.serialization import abstract, base_fingerprint
-from jaxrl_llm.train.run_models import load_model, with_trained
+from jaxrl_llm.train.experiment.run_models import load_model, with_trained
 
 # In a folder that an export writes, until it is complete: no other folder is removed.
 _MARK = ".jaxrl_llm.unfinished"

@@ -53,11 +53,11 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.checkpoint.config_text import config_text, without_precision
 from jaxrl_llm.train.checkpoint.record import digest_of_files
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
-from jaxrl_llm.train.experiment import Experiment
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.setup import with_mesh_sizes
 from jaxrl_llm.train.logging.contents import date_of
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.optimizer import policy_optimizer
-from jaxrl_llm.train.setup import with_mesh_sizes
 
 T = TypeVar("T")
 _CRITIC = ("critic:optimizer-config", "critic:none")
@@ -528,7 +528,7 @@ def load_policy(
             tokenizer = with_template_options(data.load_tokenizer(name), template_options)
             model, params = models.load_model(name, dtype=dtype or "float32")
             return Policy(model, params, tokenizer)
-    from jaxrl_llm.train.run_models import load_model
+    from jaxrl_llm.train.experiment.run_models import load_model
 
     config, _ = load_target(name, trust=choice.trust)
     choice.check(config)

@@ -15,9 +15,9 @@ from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import write_whole
 from jaxrl_llm.train import TrainConfig
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.sampled_pairs import SampledPairs, pair_row, sample_pairs
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.sampled_pairs import SampledPairs, pair_row, sample_pairs
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

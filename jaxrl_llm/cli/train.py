@@ -130,7 +130,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _plan(args: Train) -> int:
     """Prints the plan of a run; 2 if it does not fit."""
-    from jaxrl_llm.train.memory_plan import OutOfMemory, plan_text
+    from jaxrl_llm.train.memory.memory_plan import OutOfMemory, plan_text
 
     if not args.plan:
         raise UsageError("--plan-memory has no effect without --plan.")

@@ -40,7 +40,7 @@ from jaxrl_llm.serve.chat import (
 )
 from jaxrl_llm.serve.requests import Fields, RequestError, SampleRequest, read_generate
 from jaxrl_llm.serve.server import Reply, Ticket, TokenServer
-from jaxrl_llm.train.teachers import TokenScores
+from jaxrl_llm.train.models.teachers import TokenScores
 
 # The names that vLLM uses.
 _FINISH = {LENGTH: "length", STOP: "stop", CANCELLED: "abort"}

@@ -24,7 +24,7 @@ from jaxrl_llm.rollout.engine.requests import empty_completion, slice_tokens
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import CANCELLED, STOP
 from jaxrl_llm.serve.requests import RequestError, SampleRequest, find_stop
-from jaxrl_llm.train.teachers import ModelTeacher, TokenScores
+from jaxrl_llm.train.models.teachers import ModelTeacher, TokenScores
 
 # Requests without a seed are numbered from here, so they do not collide with small seeds.
 _FIRST_NUMBER, _NUMBERS = 2**30, 2**31

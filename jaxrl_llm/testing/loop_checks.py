@@ -29,10 +29,10 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.config import find_prompts
+from jaxrl_llm.train.data.reward_values import reward_values
+from jaxrl_llm.train.experiment.run_models import load_reference
+from jaxrl_llm.train.experiment.setup import load_experiment
 from jaxrl_llm.train.optimizer import policy_optimizer
-from jaxrl_llm.train.reward_values import reward_values
-from jaxrl_llm.train.run_models import load_reference
-from jaxrl_llm.train.setup import load_experiment
 
 _ROUNDED = 1e-4  # of float32, sampler and trainer differ by less, in nats a token
 _PROMPTS = 10  # of the data set; no other axis of a state has this size

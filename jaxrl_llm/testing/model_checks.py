@@ -34,7 +34,7 @@ from jaxrl_llm.testing.cases import (
     with_computed,
 )
 from jaxrl_llm.testing.model import tiny_model
-from jaxrl_llm.train.score import ModelScores, Scorer
+from jaxrl_llm.train.models.score import ModelScores, Scorer
 
 # Temperatures and truncations of the sampler.
 SAMPLING: tuple[dict[str, Any], ...] = (

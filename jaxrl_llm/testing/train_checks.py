@@ -33,8 +33,8 @@ from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
 from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.denoising import draws_of_pass
-from jaxrl_llm.train.score import ModelScores
+from jaxrl_llm.train.models.denoising import draws_of_pass
+from jaxrl_llm.train.models.score import ModelScores
 from jaxrl_llm.train.update.part import prepare_key
 
 # Temperature of the policy in the train step: at 1, a step that ignores it would pass.

@@ -4,7 +4,6 @@ from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.train.algorithm import Algorithm
-from jaxrl_llm.train.at_k import AtK, bootstrap, majority_at_k, pass_at_k
 from jaxrl_llm.train.batches import pack_batch
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints, restore, save
 from jaxrl_llm.train.config import (
@@ -17,31 +16,22 @@ from jaxrl_llm.train.config import (
     SubagentConfig,
     TrainConfig,
 )
-from jaxrl_llm.train.critic import CriticState, critic_values, init_critic
-from jaxrl_llm.train.denoising import DenoisingScorer, draw_masks
-from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate
+from jaxrl_llm.train.evaluation.at_k import AtK, bootstrap, majority_at_k, pass_at_k
+from jaxrl_llm.train.evaluation.evaluate import Accuracy, accuracy, evaluate
+from jaxrl_llm.train.evaluation.intervals import wilson
 from jaxrl_llm.train.evolution import make_evolution_step, make_population
-from jaxrl_llm.train.flows import FlowScorer, draw_noise
-from jaxrl_llm.train.intervals import wilson
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.run_folder import OccupiedError, TrainingError
 from jaxrl_llm.train.logging.sinks import RunInfo, Sink
 from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
-from jaxrl_llm.train.model_rewards import judge, reward_model
-from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.train.policy_gradient import (
-    apply_gradients,
-    make_gradients,
-    make_pieces,
-    make_scorer,
-    make_step,
-)
-from jaxrl_llm.train.score import Scorer, score
-from jaxrl_llm.train.score_batch import apply_rules, score_batch, score_visits
-from jaxrl_llm.train.score_norms import score_sq_norms
-from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.teachers import (
+from jaxrl_llm.train.models.critic import CriticState, critic_values, init_critic
+from jaxrl_llm.train.models.denoising import DenoisingScorer, draw_masks
+from jaxrl_llm.train.models.flows import FlowScorer, draw_noise
+from jaxrl_llm.train.models.model_rewards import judge, reward_model
+from jaxrl_llm.train.models.score import Scorer, score
+from jaxrl_llm.train.models.score_norms import score_sq_norms
+from jaxrl_llm.train.models.teachers import (
     AlignedTeacher,
     ModelTeacher,
     ServerTeacher,
@@ -50,9 +40,19 @@ from jaxrl_llm.train.teachers import (
     TokenTeacher,
     write_scores,
 )
+from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.train.policy_gradient import (
+    apply_gradients,
+    make_gradients,
+    make_pieces,
+    make_scorer,
+    make_step,
+)
+from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.init import init_state
 from jaxrl_llm.train.update.part import Gradients
 from jaxrl_llm.train.update.pieces import StepPieces
+from jaxrl_llm.train.update.score_batch import apply_rules, score_batch, score_visits
 
 __all__ = [
     "Accuracy",

@@ -9,19 +9,19 @@ from jaxrl_llm.curation.collectors.protocol import width_of
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import Passes, check_rows
-from jaxrl_llm.train.critic import check_critic
-from jaxrl_llm.train.episode_fields import check_episodes
+from jaxrl_llm.train.data.episode_fields import check_episodes
+from jaxrl_llm.train.data.grading import check_grading
+from jaxrl_llm.train.data.halves import check_halves
+from jaxrl_llm.train.data.offline import check_reference
+from jaxrl_llm.train.data.reward_values import check_weights
 from jaxrl_llm.train.evolution import check_population, make_evolution
-from jaxrl_llm.train.grading import check_grading
-from jaxrl_llm.train.halves import check_halves
-from jaxrl_llm.train.model_rewards import check_judge
-from jaxrl_llm.train.offline import check_reference
+from jaxrl_llm.train.models.critic import check_critic
+from jaxrl_llm.train.models.model_rewards import check_judge
+from jaxrl_llm.train.models.rounding import check_rounding
+from jaxrl_llm.train.models.teachers import check_teaching
 from jaxrl_llm.train.optimizer import make_optimizer, make_schedule, policy_optimizer
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
-from jaxrl_llm.train.reward_values import check_weights
-from jaxrl_llm.train.rounding import check_rounding
 from jaxrl_llm.train.subagent import check_subagent, with_subagent
-from jaxrl_llm.train.teachers import check_teaching
 from jaxrl_llm.train.update.part import Teacher
 
 

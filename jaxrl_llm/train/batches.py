@@ -329,7 +329,7 @@ def pack_batch(
       passes: How the batch becomes optimizer steps; None for one step.
       shards: Number of devices that the groups are split over.
       shared_prefix_len: Number of first tokens that all prompts share; see
-        :func:`~jaxrl_llm.train.score.score`.
+        :func:`~jaxrl_llm.train.models.score.score`.
       tokens_per_microbatch: The maximum number of cells of a microbatch on each device. Rows are
         then flat, and ``passes`` says only how many minibatches there are: a minibatch is divided
         into the smallest number of microbatches of equally many groups that do not exceed it.

@@ -23,13 +23,13 @@ from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.train.algorithms import check_algorithm
 from jaxrl_llm.train.batches import PACKING, Passes
-from jaxrl_llm.train.evaluate import check_evaluation
+from jaxrl_llm.train.checkpoint.start import check_start
+from jaxrl_llm.train.data.offline import check_offline
+from jaxrl_llm.train.evaluation.evaluate import check_evaluation
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
-from jaxrl_llm.train.offline import check_offline
+from jaxrl_llm.train.models.teachers import AlignedTeacher, TokenTeacher
 from jaxrl_llm.train.optimizer import OptimizerConfig, policy_optimizer
-from jaxrl_llm.train.start import check_start
-from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher
 
 PromptSource = Callable[[], Any]
 """Returns a ``data.PromptSet``; usually a ``bind`` of one of the functions of ``data``."""

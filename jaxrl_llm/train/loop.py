@@ -9,7 +9,7 @@ import jax
 
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.train.config import TrainConfig
-from jaxrl_llm.train.evaluate import Accuracy
+from jaxrl_llm.train.evaluation.evaluate import Accuracy
 from jaxrl_llm.train.profile import traced
 from jaxrl_llm.train.run import Run, begin
 from jaxrl_llm.train.state import TrainState

@@ -17,7 +17,7 @@ from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.rewards.scoring import warn_of_absent
 from jaxrl_llm.rollout.episodes import EPISODES
-from jaxrl_llm.train.episode_fields import episode_metrics
+from jaxrl_llm.train.data.episode_fields import episode_metrics
 
 # Indexed by the roles of curation.collectors.protocol.
 _ROLES = ("own", "hinted", "demonstration", "replayed", "judge", "text")
@@ -245,7 +245,7 @@ def rollout_metrics(
     - ``no_signal``: 1 if no rollout of the batch takes part, so that the step makes no update; the
       step says whether the others have a signal.
     - ``reward``, if only texts take part: the ``sampled_reward``.
-    - For episodes, the metrics of :func:`~jaxrl_llm.train.episode_fields.episode_metrics`.
+    - For episodes, the metrics of :func:`~jaxrl_llm.train.data.episode_fields.episode_metrics`.
 
     Those of rewards and responses are over the rollouts that take part and are no texts; if there
     are none, over those that have a reward.

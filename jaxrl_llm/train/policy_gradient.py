@@ -37,16 +37,16 @@ from jaxrl_llm.models.sharding import batch_shards, on_mesh
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import Passes, least_saved_in, map_microbatches, pack_batch
-from jaxrl_llm.train.denoising import PolicyScorer, scorer_of
 from jaxrl_llm.train.mesh import place_batch
+from jaxrl_llm.train.models.denoising import PolicyScorer, scorer_of
+from jaxrl_llm.train.models.score import Scorer
 from jaxrl_llm.train.optimizer import apply_if_finite
-from jaxrl_llm.train.score import Scorer
-from jaxrl_llm.train.score_batch import score_reference
 from jaxrl_llm.train.state import TrainState, check_step_parts
 from jaxrl_llm.train.update.part import Gradients, Setup, Teacher
 from jaxrl_llm.train.update.parts import parts_of
 from jaxrl_llm.train.update.parts.teacher import check_teacher
 from jaxrl_llm.train.update.pieces import StepPieces
+from jaxrl_llm.train.update.score_batch import score_reference
 from jaxrl_llm.train.update.step import objective_of
 
 

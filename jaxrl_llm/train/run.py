@@ -23,22 +23,22 @@ from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
 from jaxrl_llm.train.config import TrainConfig
-from jaxrl_llm.train.evaluate import Accuracy
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
-from jaxrl_llm.train.logging.settings import settings, surroundings
-from jaxrl_llm.train.memory_plan import check_memory
-from jaxrl_llm.train.metrics import ScoredItems, host_metrics, scored_items
-from jaxrl_llm.train.optimizer import learning_rate, policy_optimizer
-from jaxrl_llm.train.pairs import evaluate_pairs, make_logp
-from jaxrl_llm.train.profile import Clock, Meter
-from jaxrl_llm.train.rollouts import (
+from jaxrl_llm.train.evaluation.evaluate import Accuracy
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.pairs import evaluate_pairs, make_logp
+from jaxrl_llm.train.experiment.rollouts import (
     RolloutBatch,
     make_rollouts,
     pack_pending,
     restore_pending,
 )
-from jaxrl_llm.train.setup import init_experiment, with_mesh_sizes
+from jaxrl_llm.train.experiment.setup import init_experiment, with_mesh_sizes
+from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
+from jaxrl_llm.train.logging.settings import settings, surroundings
+from jaxrl_llm.train.memory.memory_plan import check_memory
+from jaxrl_llm.train.metrics import ScoredItems, host_metrics, scored_items
+from jaxrl_llm.train.optimizer import learning_rate, policy_optimizer
+from jaxrl_llm.train.profile import Clock, Meter
 from jaxrl_llm.train.state import TrainState
 
 

@@ -9,7 +9,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.recipes.needs import is_recipe
 from jaxrl_llm.regularizers import Anchored, Iterates, StoredPolicies
-from jaxrl_llm.train.moving import adapter_of
+from jaxrl_llm.train.models.moving import adapter_of
 
 
 class SubagentState(NamedTuple):
@@ -87,7 +87,7 @@ class TrainState(NamedTuple):
     def reference_params(self) -> ArrayTree:
         """Parameters of a moving reference, with the structure of ``params``.
 
-        Of an adapter, its factors have several times the rank; see :mod:`jaxrl_llm.train.moving`.
+        Of an adapter, its factors have several times the rank; see ``train/models/moving.py``.
         """
         state, stateful = self.reference, Iterates | Anchored | StoredPolicies
         return adapter_of(state.reference if isinstance(state, stateful) else state)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import asynchrony, scaling
 from benchmarks.scaling import DEVICES, Device, Layout, Shape, Work
-from jaxrl_llm.train.rollouts import may_start
+from jaxrl_llm.train.experiment.rollouts import may_start
 
 RESULT = json.loads(scaling.RESULT.read_text())
 # As the models' cards have them.

@@ -24,7 +24,7 @@ from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
 from jaxrl_llm.rewards.scoring import name_of
 from jaxrl_llm.train import DataConfig, TrainConfig, accuracy
-from jaxrl_llm.train.at_k import at_k
+from jaxrl_llm.train.evaluation.at_k import at_k
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -10,7 +10,7 @@ from jaxrl_llm.cli import pairs
 from jaxrl_llm.cli.options import load_target
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train.config import find_prompts
-from jaxrl_llm.train.run_data import load_prompts
+from jaxrl_llm.train.experiment.run_data import load_prompts
 
 # Odd bytes end a response, so that some of a random model do. Prompts of an even number have no
 # right answer, and every prompt comes twice.

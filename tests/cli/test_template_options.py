@@ -16,7 +16,7 @@ from jaxrl_llm.data.tokenizer import PretrainedTokenizer
 from jaxrl_llm.rewards import last_integer
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import DataConfig, TrainConfig
-from jaxrl_llm.train.run_models import open_model
+from jaxrl_llm.train.experiment.run_models import open_model
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -14,7 +14,7 @@ from jaxrl_llm.curation import DEMONSTRATION, OWN, Collection, SwarmGroup, share
 from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.train.fields import check_fields
+from jaxrl_llm.train.data.fields import check_fields
 
 P, G, T = 4, 2, 6
 DATA = [{"text": f"q{i}"} for i in range(10)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxrl_llm.diagnostics.preferences import PairOrder
 from jaxrl_llm.recipes import catalog
-from jaxrl_llm.train.evaluate import Accuracy
+from jaxrl_llm.train.evaluation.evaluate import Accuracy
 from jaxrl_llm.train.profile import PHASES
 
 ROOT = Path(__file__).resolve().parents[2]

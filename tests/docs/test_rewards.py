@@ -12,7 +12,7 @@ from jaxrl_llm.core import accepted
 from jaxrl_llm.recipes import catalog, polychromic
 from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
 from jaxrl_llm.testing.cases import make_case
-from jaxrl_llm.train.fields import check_fields, host_fields
+from jaxrl_llm.train.data.fields import check_fields, host_fields
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 TABLE = TEXT.partition("## What a reward may return")[2].partition("```")[0]

@@ -8,7 +8,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.rollout.episodes import ENDS
-from jaxrl_llm.train.fields import host_fields
+from jaxrl_llm.train.data.fields import host_fields
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.kernels.soft_cap import soft_cap
 from jaxrl_llm.models import AttentionContext
-from jaxrl_llm.train.score import score
+from jaxrl_llm.train.models.score import score
 
 
 def hidden_of(model, params, tokens, **options):

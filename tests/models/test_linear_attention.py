@@ -28,7 +28,7 @@ from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.rollout import Generation, Group, NextTurn, make_engine, make_sampler
 from jaxrl_llm.testing import tiny_config, tiny_model
 from jaxrl_llm.train.mesh import make_mesh
-from jaxrl_llm.train.score import score
+from jaxrl_llm.train.models.score import score
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 SIZES = LinearAttentionConfig(key_heads=2, value_heads=4, key_dim=6, value_dim=10, conv_size=3)

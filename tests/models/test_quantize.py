@@ -25,7 +25,7 @@ from jaxrl_llm.models.quantize import RoundedWeights, round_weights
 from jaxrl_llm.models.sharding import param_spec
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train.mesh import make_mesh
-from jaxrl_llm.train.score import score
+from jaxrl_llm.train.models.score import score
 
 MODES = ("int8", "fp8")
 RNG = np.random.default_rng(0)

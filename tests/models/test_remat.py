@@ -10,7 +10,7 @@ from rows import for_each
 
 import jaxrl_llm as jr
 from jaxrl_llm.models.remat import POLICIES, product, recomputed, rematerialized
-from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.models.score import score_hidden
 
 
 def _loss(model, batch, params, remat):

@@ -12,7 +12,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.models import LayerKind
 from jaxrl_llm.models.layers import ExpertsConfig, LinearAttentionConfig
 from jaxrl_llm.models.scanned import period_of, run_layers
-from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.models.score import score_hidden
 
 WINDOWS = tuple(LayerKind(window=4) if i % 2 == 0 else LayerKind() for i in range(5))
 LINEAR = tuple(LayerKind(linear=i % 2 == 0) for i in range(4))

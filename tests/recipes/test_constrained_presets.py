@@ -18,7 +18,7 @@ from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.recipes import Batch, CgpoTask, cgpo
 from jaxrl_llm.testing import assert_recipe_ok, loop_checks
 from jaxrl_llm.train import EvaluationConfig, train
-from jaxrl_llm.train.run_data import check_data
+from jaxrl_llm.train.experiment.run_data import check_data
 
 G, T = 4, 5
 OPTIMIZERS = ("crpg", "codpo", "crraft")

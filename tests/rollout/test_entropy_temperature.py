@@ -11,7 +11,7 @@ from jaxrl_llm.curation.collectors.needs import needs_of
 from jaxrl_llm.rollout.sampling.draw import Drawn, RowOptions, draw_rows
 from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import Requests, Slots, Tokens
-from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.models.score import score_hidden
 
 V = 50
 MODEL, PARAMS = jr.testing.tiny_model(num_layers=1)

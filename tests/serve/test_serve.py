@@ -33,7 +33,7 @@ from jaxrl_llm.serve.chat import (
     token_entries,
 )
 from jaxrl_llm.serve.requests import read_generate
-from jaxrl_llm.train.teachers import ModelTeacher, ServerTeacher
+from jaxrl_llm.train.models.teachers import ModelTeacher, ServerTeacher
 
 TOKENIZER = jr.testing.ByteTokenizer()
 MODEL, PARAMS = jr.testing.tiny_model(num_layers=1)

@@ -657,7 +657,7 @@ def test_a_model_that_mixes_up_the_responses_of_a_row_is_caught(monkeypatch):
             return super()._replace(**{k: x for k, x in kwargs.items() if k != "segments"})
 
     monkeypatch.setattr(model_checks, "score_batch", careless)
-    monkeypatch.setattr(sys.modules["jaxrl_llm.train.score"], "AttentionContext", Whole)
+    monkeypatch.setattr(sys.modules["jaxrl_llm.train.models.score"], "AttentionContext", Whole)
     with pytest.raises(AssertionError, match="layout 'packed'"):
         CHECKS["layouts"](plain())
 

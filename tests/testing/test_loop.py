@@ -22,9 +22,9 @@ from jaxrl_llm.recipes.needs import RunNeeds
 from jaxrl_llm.testing import ByteTokenizer, assert_loop_runs_whole, loop_checks, tiny_model
 from jaxrl_llm.train import DataConfig, LoRAConfig, OptimizerConfig
 from jaxrl_llm.train.config import find_prompts
-from jaxrl_llm.train.fields import needs_environment
-from jaxrl_llm.train.run_data import warn_of_warmup
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.data.fields import needs_environment
+from jaxrl_llm.train.experiment.run_data import warn_of_warmup
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 ROOT = Path(__file__).parents[2]
 EVERY = [x.preset for x in catalog.CATALOG if x.preset]

@@ -5,8 +5,8 @@ import json
 import jax
 
 from jaxrl_llm.data import Cursor
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 
 def write_rows(path, rows) -> str:

@@ -9,7 +9,7 @@ import pytest
 from rows import for_each
 
 from jaxrl_llm.train import AtK, bootstrap, majority_at_k, pass_at_k
-from jaxrl_llm.train.at_k import at_k, check_k
+from jaxrl_llm.train.evaluation.at_k import at_k, check_k
 
 
 def codex(n, c, k):

@@ -16,8 +16,8 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.environments import Gridworld, MemoryBandit, NumberGuess
 from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.train import train
-from jaxrl_llm.train.run_data import check_data
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.run_data import check_data
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -47,8 +47,8 @@ from jaxrl_llm.train.checkpoint.checkpoints import best_of, saved_on_error, supe
 from jaxrl_llm.train.checkpoint.config_text import config_text, without_precision
 from jaxrl_llm.train.checkpoint.record import check_record, read_notes, replace_notes, write_record
 from jaxrl_llm.train.checkpoint.serialization import Extras, orbax, shapes_of
+from jaxrl_llm.train.checkpoint.start import find_start
 from jaxrl_llm.train.logging.run_folder import RunFolder
-from jaxrl_llm.train.start import find_start
 
 NAN = float("nan")
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)

@@ -14,7 +14,7 @@ from tiny_run import prompts as tiny_prompts
 import jaxrl_llm as jr
 from jaxrl_llm.data import PromptSet
 from jaxrl_llm.train import CheckpointConfig, EvaluationConfig, SamplingConfig, TrainingError, train
-from jaxrl_llm.train.rollouts import _next_state
+from jaxrl_llm.train.experiment.rollouts import _next_state
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -30,9 +30,13 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.config import find_prompts, find_recipe
+from jaxrl_llm.train.experiment.run_data import (
+    warn_of_group_size,
+    warn_of_length,
+    warn_of_one_update,
+)
+from jaxrl_llm.train.experiment.setup import load_experiment
 from jaxrl_llm.train.optimizer import make_schedule
-from jaxrl_llm.train.run_data import warn_of_group_size, warn_of_length, warn_of_one_update
-from jaxrl_llm.train.setup import load_experiment
 
 
 def batch_reward(prompt, completion, metadata):

@@ -17,8 +17,8 @@ from jaxrl_llm.models.protocol import PromptTree
 from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.testing import tiny_flow_model
 from jaxrl_llm.train import EvaluationConfig, MeshConfig, train
+from jaxrl_llm.train.experiment.setup import load_experiment
 from jaxrl_llm.train.mesh import AsyncConfig, sampling_mesh
-from jaxrl_llm.train.setup import load_experiment
 
 ROOT = Path(__file__).parents[2]
 SLOW = [pytest.mark.slow, pytest.mark.of_many]

@@ -25,10 +25,10 @@ from jaxrl_llm.train import (
     make_step,
     train,
 )
-from jaxrl_llm.train.denoising import check_unmasked, scorer_of
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.score_batch import score_reference
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import load_experiment
+from jaxrl_llm.train.models.denoising import check_unmasked, scorer_of
+from jaxrl_llm.train.update.score_batch import score_reference
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

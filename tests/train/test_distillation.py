@@ -32,9 +32,9 @@ from jaxrl_llm.train import (
     make_step,
     train,
 )
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
-from jaxrl_llm.train.teachers import (
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import load_experiment
+from jaxrl_llm.train.models.teachers import (
     AlignedTeacher,
     ModelTeacher,
     ServerTeacher,
@@ -519,7 +519,7 @@ def by(recipe, teacher, **changes):
         (by("minillm", Counting()), "'minillm' samples with the policy, .*; use a model"),
         ({"teacher": Counting()}, r"reads all logits of its teacher, .*recipes.gkd\(top=20\)"),
         (by("gkd", ALIGNED), "compares tokens, so the teacher needs the policy's tokenizer"),
-        (by("span_distillation", Counting()), "compares spans of text; use a train.teachers.Alig"),
+        (by("span_distillation", Counting()), "compares spans of text; use a train.Alig"),
         ({"teacher": "scores.npz"}, "'scores.npz' cannot be read: no such file or directory"),
         (by("iw_opd", Counting(), **WARM), "scores at temperature 1; sampling.temperature is 0.5"),
         (by("span_distillation", upper, **WARM), "at temperature 1; sampling.temperature is 0.5"),
@@ -680,7 +680,7 @@ def http(body, status="200 OK", *, cut=0):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.train.teachers._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("jaxrl_llm.train.models.teachers._PAUSES", (0.0, 0.0))
 
 
 HALF, AWAY = http(CARD, cut=10), http({}, "503 Service Unavailable")

@@ -18,7 +18,7 @@ from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
-import jaxrl_llm.train.experiment
+import jaxrl_llm.train.experiment.experiment
 from jaxrl_llm.data import Cursor, Prompt, PromptSet, make_renderer
 from jaxrl_llm.environments import Observation, Subgoals
 from jaxrl_llm.rollout import Completion
@@ -34,9 +34,9 @@ from jaxrl_llm.train import (
     make_scorer,
     train,
 )
-from jaxrl_llm.train.episode_fields import episode_fields
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.data.episode_fields import episode_fields
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -346,7 +346,7 @@ def test_an_evaluation_of_episodes_draws_apart_from_the_batches(tmp_path, monkey
         played.append((key, len(tasks), options["samples"], options["temperature"]))
         return len(played), []
 
-    monkeypatch.setattr(jaxrl_llm.train.experiment, "play_tasks", play)
+    monkeypatch.setattr(jaxrl_llm.train.experiment.experiment, "play_tasks", play)
     evaluation = EvaluationConfig(every=0, samples=3)
     experiment, params = load_experiment(config(tmp_path, Letters(), evaluation=evaluation))
     key = jax.random.key(0)

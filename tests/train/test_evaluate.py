@@ -15,8 +15,8 @@ from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.rollout import types as rollout_types
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import EvaluationConfig, accuracy, evaluate, wilson
-from jaxrl_llm.train.evaluate import answer_ids
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.evaluation.evaluate import answer_ids
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 TOKENIZER = ByteTokenizer()
 

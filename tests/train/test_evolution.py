@@ -32,8 +32,8 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.evolution import population_metrics
+from jaxrl_llm.train.experiment.rollouts import _check_members
 from jaxrl_llm.train.optimizer import describe_optimizer
-from jaxrl_llm.train.rollouts import _check_members
 
 RECIPE = jr.recipes.eggroll(sigma=0.05)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, max_grad_norm=None)

@@ -18,8 +18,8 @@ from jaxrl_llm.models.sharding import batch_sharding, param_shardings, shard, up
 from jaxrl_llm.rollout import Generation, Group, make_engine, to_rollout
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import CheckpointConfig, MeshConfig, SamplingConfig, train
-from jaxrl_llm.train.memory_plan import load_inputs, make_plan
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.setup import load_experiment
+from jaxrl_llm.train.memory.memory_plan import load_inputs, make_plan
 
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
 # As gpt-oss has them.

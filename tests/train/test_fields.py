@@ -16,7 +16,7 @@ from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import PRESETS, Batch, Computed, Recipe, catalog
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.episodes import EPISODES, Episode, Turn
-from jaxrl_llm.train.fields import (
+from jaxrl_llm.train.data.fields import (
     Texts,
     attach_fields,
     check_fields,

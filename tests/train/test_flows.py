@@ -33,10 +33,10 @@ from jaxrl_llm.train import (
     make_step,
     train,
 )
-from jaxrl_llm.train.denoising import scorer_of
-from jaxrl_llm.train.rollouts import collect_rollouts, sampling_params
-from jaxrl_llm.train.score_batch import score_reference
-from jaxrl_llm.train.setup import init_experiment, load_experiment
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts, sampling_params
+from jaxrl_llm.train.experiment.setup import init_experiment, load_experiment
+from jaxrl_llm.train.models.denoising import scorer_of
+from jaxrl_llm.train.update.score_batch import score_reference
 
 MEAN, STD = 2.0, 0.5
 pytestmark = pytest.mark.usefixtures("shared_programs")

@@ -9,10 +9,10 @@ from tiny_run import tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.train import LoRAConfig, SamplingConfig, train
-from jaxrl_llm.train.halves import with_roles
-from jaxrl_llm.train.pairs import make_logp
-from jaxrl_llm.train.rollouts import make_rollouts
-from jaxrl_llm.train.setup import init_experiment
+from jaxrl_llm.train.data.halves import with_roles
+from jaxrl_llm.train.experiment.pairs import make_logp
+from jaxrl_llm.train.experiment.rollouts import make_rollouts
+from jaxrl_llm.train.experiment.setup import init_experiment
 
 GROUP = SamplingConfig(group_size=4, max_new_tokens=6)
 HALVES = ("policy", "reference")

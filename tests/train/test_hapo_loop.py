@@ -11,9 +11,9 @@ from tiny_run import tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.curation.collectors.protocol import Collection, Outcome, Request, Response, Row
 from jaxrl_llm.train import make_scorer, train
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.score import Scorer, score_hidden
-from jaxrl_llm.train.setup import init_experiment
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import init_experiment
+from jaxrl_llm.train.models.score import Scorer, score_hidden
 
 
 def stats_of(entropy, mask):

@@ -17,8 +17,8 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli import main
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.train import CheckpointError, Checkpoints, MeshConfig, train
-from jaxrl_llm.train.run_models import load_model, load_reference
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.run_models import load_model, load_reference
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from tiny_run import tiny_run
 from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.data import Cursor
 from jaxrl_llm.train import EvaluationConfig
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 TINY = load_config(Path(__file__).parents[2] / "configs" / "tiny.py")
 KEY = jax.random.key(0)

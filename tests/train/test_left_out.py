@@ -16,8 +16,8 @@ from jaxrl_llm.rollout.cut import cut_response
 from jaxrl_llm.rollout.types import LENGTH
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import CheckpointConfig, DataConfig, EvaluationConfig, SamplingConfig, train
-from jaxrl_llm.train.left_out import gradable
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.left_out import gradable
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -108,7 +108,7 @@ def test_rows_that_are_graded_are_read_and_no_others(tmp_path):
 
 
 def test_a_slow_check_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.train.left_out._SLOW_SECONDS", -1.0)
+    monkeypatch.setattr("jaxrl_llm.train.experiment.left_out._SLOW_SECONDS", -1.0)
     with pytest.warns(UserWarning, match="Grader.check_row has read 1 of 3 rows in") as told:
         checked(of(tmp_path, answers(1, 2, 3)))
     assert len(told) == 1

@@ -45,9 +45,9 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.checkpoint.checkpoints import best_of
+from jaxrl_llm.train.experiment.run_data import load_prompts
 from jaxrl_llm.train.logging import run_folder
 from jaxrl_llm.train.logging.results import read_jsonl
-from jaxrl_llm.train.run_data import load_prompts
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -31,9 +31,9 @@ from jaxrl_llm.train import (
     TrainingError,
     train,
 )
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import load_experiment
 from jaxrl_llm.train.update.init import init_state
 
 pytestmark = pytest.mark.usefixtures("shared_programs")

@@ -36,8 +36,8 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.checkpoint.serialization import values_digest
+from jaxrl_llm.train.experiment.setup import init_experiment
 from jaxrl_llm.train.mesh import place_batch
-from jaxrl_llm.train.setup import init_experiment
 
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
 

@@ -57,9 +57,9 @@ from jaxrl_llm.train import (
     make_mesh,
     make_optimizer,
     make_step,
-    memory_plan,
 )
-from jaxrl_llm.train.memory_bytes import (
+from jaxrl_llm.train.memory import memory_plan
+from jaxrl_llm.train.memory.memory_bytes import (
     BatchShape,
     LayerPlacement,
     activation_bytes,
@@ -69,8 +69,8 @@ from jaxrl_llm.train.memory_bytes import (
     recorded_bytes,
     tree_bytes,
 )
-from jaxrl_llm.train.memory_plan import lay_out, load_inputs, make_plan
-from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.memory.memory_plan import lay_out, load_inputs, make_plan
+from jaxrl_llm.train.models.score import score_hidden
 from jaxrl_llm.train.update.init import abstract_batch, abstract_state
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from jaxrl_llm.core.low_rank import Factors, average, widen
 from jaxrl_llm.models.lora import is_pair
 from jaxrl_llm.testing import loop_checks
 from jaxrl_llm.train import LoRAConfig, OptimizerConfig, SamplingConfig, train
-from jaxrl_llm.train.moving import adapter_of, first_reference, moved_reference
+from jaxrl_llm.train.models.moving import adapter_of, first_reference, moved_reference
 from jaxrl_llm.train.update.parts import reference
 
 RNG = np.random.default_rng(0)

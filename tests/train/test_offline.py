@@ -19,10 +19,10 @@ from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rollout.collect import Limits
 from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import DataConfig, EvaluationConfig, SamplingConfig, train
+from jaxrl_llm.train.data.offline import offline_batches
+from jaxrl_llm.train.experiment.pairs import evaluate_pairs
+from jaxrl_llm.train.experiment.setup import init_experiment, load_experiment
 from jaxrl_llm.train.metrics import scored_items
-from jaxrl_llm.train.offline import offline_batches
-from jaxrl_llm.train.pairs import evaluate_pairs
-from jaxrl_llm.train.setup import init_experiment, load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -28,13 +28,13 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.batches import map_microbatches
-from jaxrl_llm.train.denoising import scorer_of
+from jaxrl_llm.train.experiment.pairs import _masked, evaluate_pairs, make_score
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.run_data import check_classes, load_prompts
+from jaxrl_llm.train.experiment.sampled_pairs import pair_row
+from jaxrl_llm.train.experiment.setup import load_experiment
 from jaxrl_llm.train.logging.results import read_jsonl
-from jaxrl_llm.train.pairs import _masked, evaluate_pairs, make_score
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.run_data import check_classes, load_prompts
-from jaxrl_llm.train.sampled_pairs import pair_row
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.models.denoising import scorer_of
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -222,7 +222,7 @@ def test_a_run_needs_no_reward_and_is_resumed_exactly(tmp_path, pairs, monkeypat
 
     with pytest.raises(ValueError, match="best='greedy' is not measured by the evaluation of this"):
         config("greedy")
-    monkeypatch.setattr("jaxrl_llm.train.setup.Checkpoints", Watched)
+    monkeypatch.setattr("jaxrl_llm.train.experiment.setup.Checkpoints", Watched)
     through = train(config("pairs"))
     assert through.before["pairs"].mean == 0.5
     assert through.after["pairs"].mean > 0.5 and set(through.after) == {"pairs"}
@@ -336,7 +336,7 @@ def watched_slices(monkeypatch):
         seen.append((slices, cells / slices))
         return map_microbatches(function, batch, slices)
 
-    monkeypatch.setattr("jaxrl_llm.train.pairs.map_microbatches", watched)
+    monkeypatch.setattr("jaxrl_llm.train.experiment.pairs.map_microbatches", watched)
     return seen
 
 

@@ -9,8 +9,8 @@ from rows import for_each
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import catalog
 from jaxrl_llm.testing.cases import make_case
-from jaxrl_llm.train import critic
-from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.models import critic
+from jaxrl_llm.train.models.score import Scorer
 from jaxrl_llm.train.update.cost import describe, forward_passes
 from jaxrl_llm.train.update.part import At, Part, Setup, Teacher
 from jaxrl_llm.train.update.parts import PARTS, gradient_norms, parts_of

@@ -18,7 +18,7 @@ from jaxrl_llm.models import ModelConfig, make_model, param_shapes
 from jaxrl_llm.models.sharding import AXES, batch_shards
 from jaxrl_llm.train import make_optimizer
 from jaxrl_llm.train.config import find_recipe
-from jaxrl_llm.train.memory_plan import PlanInputs, make_plan
+from jaxrl_llm.train.memory.memory_plan import PlanInputs, make_plan
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.update.init import abstract_batch, abstract_state
 

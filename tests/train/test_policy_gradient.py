@@ -43,10 +43,10 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import no_signal
-from jaxrl_llm.train.score import Scorer, score_hidden
-from jaxrl_llm.train.score_batch import score_batch
+from jaxrl_llm.train.models.score import Scorer, score_hidden
 from jaxrl_llm.train.update.part import prepare_key
 from jaxrl_llm.train.update.parts.turn_by_turn import order_key
+from jaxrl_llm.train.update.score_batch import score_batch
 
 SEED = 3
 

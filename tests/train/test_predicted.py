@@ -64,7 +64,7 @@ def test_predictions_train_with_the_reward_of_their_solutions(tmp_path, monkeypa
         rows.append(collect(*args, **options))
         return rows[-1]
 
-    monkeypatch.setattr("jaxrl_llm.train.rollouts.collect", spy)
+    monkeypatch.setattr("jaxrl_llm.train.experiment.rollouts.collect", spy)
     recipe = MASA.replace(
         collector=jr.curation.predicted(
             parse, jr.rewards.meta_answer_rewards, message="{} Predict.".format

@@ -13,8 +13,8 @@ from step_makers import assert_close, distance, moved, one_layer, state_of
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import ProcessRewardModel
 from jaxrl_llm.testing import make_case
-from jaxrl_llm.train.critic import CriticState
-from jaxrl_llm.train.score import ModelScores
+from jaxrl_llm.train.models.critic import CriticState
+from jaxrl_llm.train.models.score import ModelScores
 from jaxrl_llm.train.update.parts.process_reward import update_prm
 
 SGD, ADAMW = optax.sgd(0.3), optax.adamw(0.3, weight_decay=0.1)

@@ -9,8 +9,8 @@ from tiny_run import tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.data import Cursor
 from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
-from jaxrl_llm.train.rollouts import collect_rollouts
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.rollouts import collect_rollouts
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
 pytestmark = pytest.mark.usefixtures("shared_programs")

@@ -29,9 +29,9 @@ from jaxrl_llm.train import (
     SamplingConfig,
     train,
 )
+from jaxrl_llm.train.experiment.run_models import with_trained
 from jaxrl_llm.train.logging.results import read_jsonl
-from jaxrl_llm.train.run_models import with_trained
-from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.models.score import Scorer
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -437,7 +437,8 @@ def test_a_judge_stops_where_its_template_ends_a_turn(tmp_path, monkeypatch):
     model, params = tiny_model(num_layers=1)
     jr.models.save_safetensors(params, tmp_path, config=model.config)
     monkeypatch.setattr(
-        "jaxrl_llm.train.model_rewards.make_sampler", lambda *args, stop_ids, **options: stop_ids
+        "jaxrl_llm.train.models.model_rewards.make_sampler",
+        lambda *args, stop_ids, **options: stop_ids,
     )
     for chat, ends in ((True, (258, 257)), (False, (258,))):
         assert jr.train.judge(tmp_path, tokenizer=OtherEnd(), chat=chat)._sample == ends

@@ -14,10 +14,10 @@ from jaxrl_llm.data import Prompt, PromptSet, make_renderer
 from jaxrl_llm.environments import SemiOnline
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import DataConfig, SamplingConfig, make_scorer, train
-from jaxrl_llm.train.rollouts import pack_pending, unpack_pending
-from jaxrl_llm.train.run_data import why_no_rewrites
-from jaxrl_llm.train.score import Scorer
-from jaxrl_llm.train.teachers import ServerTeacher
+from jaxrl_llm.train.experiment.rollouts import pack_pending, unpack_pending
+from jaxrl_llm.train.experiment.run_data import why_no_rewrites
+from jaxrl_llm.train.models.score import Scorer
+from jaxrl_llm.train.models.teachers import ServerTeacher
 
 
 class Forgets(ByteTokenizer):

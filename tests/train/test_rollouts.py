@@ -40,12 +40,11 @@ from jaxrl_llm.train import (
     SamplingConfig,
     TrainingError,
     TrainState,
-    samplers,
     train,
 )
-from jaxrl_llm.train import rollouts as rollouts_module
-from jaxrl_llm.train.logging.results import JsonLines, read_jsonl
-from jaxrl_llm.train.rollouts import (
+from jaxrl_llm.train.experiment import rollouts as rollouts_module
+from jaxrl_llm.train.experiment import samplers
+from jaxrl_llm.train.experiment.rollouts import (
     AsyncRollouts,
     collect_rollouts,
     make_rollouts,
@@ -54,8 +53,9 @@ from jaxrl_llm.train.rollouts import (
     restore_pending,
     unpack_pending,
 )
-from jaxrl_llm.train.samplers import _check_mixture
-from jaxrl_llm.train.setup import init_experiment, load_experiment
+from jaxrl_llm.train.experiment.samplers import _check_mixture
+from jaxrl_llm.train.experiment.setup import init_experiment, load_experiment
+from jaxrl_llm.train.logging.results import JsonLines, read_jsonl
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -24,8 +24,8 @@ from jaxrl_llm.train import (
     make_scorer,
     train,
 )
-from jaxrl_llm.train.rollouts import make_rollouts
-from jaxrl_llm.train.setup import init_experiment, load_experiment
+from jaxrl_llm.train.experiment.rollouts import make_rollouts
+from jaxrl_llm.train.experiment.setup import init_experiment, load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

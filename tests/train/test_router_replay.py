@@ -32,12 +32,12 @@ from jaxrl_llm.train import (
     pack_batch,
     train,
 )
-from jaxrl_llm.train.memory_plan import load_inputs, make_plan
+from jaxrl_llm.train.experiment.rollouts import pack_pending, unpack_pending
+from jaxrl_llm.train.experiment.setup import load_experiment
+from jaxrl_llm.train.memory.memory_plan import load_inputs, make_plan
 from jaxrl_llm.train.mesh import place_batch
-from jaxrl_llm.train.rollouts import pack_pending, unpack_pending
-from jaxrl_llm.train.score import Scorer
-from jaxrl_llm.train.score_batch import score_batch
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.models.score import Scorer
+from jaxrl_llm.train.update.score_batch import score_batch
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

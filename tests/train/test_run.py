@@ -26,9 +26,9 @@ from jaxrl_llm.train import (
     make_optimizer,
     train,
 )
+from jaxrl_llm.train.experiment.rollouts import AsyncRollouts, SyncRollouts
 from jaxrl_llm.train.logging import run_folder
 from jaxrl_llm.train.loop import run_to_end
-from jaxrl_llm.train.rollouts import AsyncRollouts, SyncRollouts
 from jaxrl_llm.train.run import UpdateGuard, begin
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -250,7 +250,7 @@ def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, 
         once = optax.conditionally_transform(spoil, lambda count: count == 1)
         return optax.chain(make_optimizer(config, updates=updates), once)
 
-    monkeypatch.setattr("jaxrl_llm.train.setup.make_optimizer", make)
+    monkeypatch.setattr("jaxrl_llm.train.experiment.setup.make_optimizer", make)
     told = "Step 2 gave loss .* but a non-finite update, because of the optimizer or its"
     with pytest.raises(TrainingError, match=told):
         train(tiny_run(tmp_path))

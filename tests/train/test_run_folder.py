@@ -30,8 +30,8 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.checkpoint.serialization import shapes_digest
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.grading import spread_rows
+from jaxrl_llm.train.data.grading import spread_rows
+from jaxrl_llm.train.experiment.experiment import Experiment
 from jaxrl_llm.train.logging import RunFolder, run_folder
 from jaxrl_llm.train.logging.results import (
     JsonLines,
@@ -50,7 +50,7 @@ from jaxrl_llm.train.logging.settings import (
     settings,
 )
 from jaxrl_llm.train.mesh import MeshConfig
-from jaxrl_llm.train.teachers import AlignedTeacher, ServerTeacher
+from jaxrl_llm.train.models.teachers import AlignedTeacher, ServerTeacher
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -11,9 +11,9 @@ from jaxrl_llm.rollout import Rollout
 from jaxrl_llm.rollout.types import FAILED, STOP
 from jaxrl_llm.testing import ByteTokenizer
 from jaxrl_llm.train import EvaluationConfig
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.sampled_pairs import sample_pairs
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.sampled_pairs import sample_pairs
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -89,7 +89,7 @@ def test_non_finite_logits_end_the_sampling_of_pairs(tmp_path, monkeypatch):
 
 
 def test_each_batch_of_prompts_is_sampled_with_a_key_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.train.sampled_pairs._AT_ONCE", 3)  # one prompt
+    monkeypatch.setattr("jaxrl_llm.train.experiment.sampled_pairs._AT_ONCE", 3)  # one prompt
     keys = []
     sampled(tmp_path, monkeypatch, ["abc", "bad", "abd"], lambda *_: 1.0, keys=keys)
     assert len(keys) == len(set(keys)) == 2

@@ -30,11 +30,11 @@ from jaxrl_llm.testing.extras import make_extras
 from jaxrl_llm.testing.model_checks import score_rows
 from jaxrl_llm.train import init_state, make_mesh, make_scorer, pack_batch, score
 from jaxrl_llm.train.batches import map_microbatches
-from jaxrl_llm.train.score import Scorer
-from jaxrl_llm.train.score_batch import score_batch, score_visits
+from jaxrl_llm.train.models.score import Scorer
 from jaxrl_llm.train.update import reads
 from jaxrl_llm.train.update.part import At, Setup
 from jaxrl_llm.train.update.parts import mismatched_prompts
+from jaxrl_llm.train.update.score_batch import score_batch, score_visits
 
 
 def log_softmax(model, params, before, targets, *, temperature, size):

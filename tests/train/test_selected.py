@@ -14,7 +14,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli import main
 from jaxrl_llm.train import CheckpointConfig, EvaluationConfig, train
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -47,8 +47,8 @@ from jaxrl_llm.train import (
     make_step,
     train,
 )
-from jaxrl_llm.train.memory_plan import lay_out, load_inputs, make_plan
-from jaxrl_llm.train.setup import init_experiment, load_experiment
+from jaxrl_llm.train.experiment.setup import init_experiment, load_experiment
+from jaxrl_llm.train.memory.memory_plan import lay_out, load_inputs, make_plan
 from jaxrl_llm.train.subagent import subagent_batch
 
 ROOT = Path(__file__).parents[2]

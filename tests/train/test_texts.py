@@ -16,7 +16,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import MeshConfig, OptimizerConfig, init_critic, make_step, train
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
 

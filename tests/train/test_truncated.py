@@ -16,8 +16,8 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.train import make_scorer, make_step
+from jaxrl_llm.train.experiment.rollouts import to_batch
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.rollouts import to_batch
 
 ALL = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
 PROMPTS = [[7, 3, 9, 200, 41], [5], [100, 101, 102]]

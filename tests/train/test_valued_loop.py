@@ -8,7 +8,7 @@ from tiny_run import tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.train import SamplingConfig
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.experiment.setup import load_experiment
 
 RECIPE = jr.recipes.vineppo(step_length=3, rollouts=2)
 pytestmark = pytest.mark.usefixtures("shared_programs")

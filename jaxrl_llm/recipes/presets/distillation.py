@@ -224,7 +224,7 @@ def span_distillation(*, coef: float = 1.0) -> Recipe:
         A[t] = coef (log-probability of t's span under the teacher - sum of old_logp over the span)
         span = the shortest piece of text that ends at a token boundary of both tokenizers
 
-    The teacher is a ``train.teachers.AlignedTeacher``, which reads the text of prompt and response.
+    The teacher is a ``train.AlignedTeacher``, which reads the text of prompt and response.
 
     Args:
       coef: Weight of the teacher, above 0.

@@ -22,7 +22,7 @@ from jaxrl_llm.core.runtime.terminal import str_or_type
 from jaxrl_llm.core.secrets import mask, mask_known
 from jaxrl_llm.train.checkpoint import CheckpointError
 from jaxrl_llm.train.checkpoint.checkpoints import left_in, wait_for_saves
-from jaxrl_llm.train.evaluate import Accuracy
+from jaxrl_llm.train.evaluation.evaluate import Accuracy
 from jaxrl_llm.train.logging.contents import (
     command_files,
     date_of,

@@ -9,7 +9,7 @@ from jaxrl_llm.models.sharding import spread_update
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import UPDATE_SCALE
 from jaxrl_llm.train.batches import accumulate_gradients, map_microbatches
-from jaxrl_llm.train.denoising import PolicyScorer, tell_temperature
+from jaxrl_llm.train.models.denoising import PolicyScorer, tell_temperature
 from jaxrl_llm.train.update.part import Gradients, Objective
 
 

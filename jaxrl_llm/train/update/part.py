@@ -20,7 +20,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.train.batches import Passes
-from jaxrl_llm.train.denoising import PolicyScorer
+from jaxrl_llm.train.models.denoising import PolicyScorer
 from jaxrl_llm.train.optimizer import keep
 from jaxrl_llm.train.state import TrainState
 

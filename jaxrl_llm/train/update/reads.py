@@ -8,7 +8,7 @@ import jax
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.recipes import AlgoState, Batch
 from jaxrl_llm.train.batches import map_microbatches
-from jaxrl_llm.train.denoising import tell_temperature
+from jaxrl_llm.train.models.denoising import tell_temperature
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Part, Read
 

@@ -10,7 +10,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.parts.critic import Critic
 from jaxrl_llm.train.batches import Passes, accumulate_gradients, run_passes
-from jaxrl_llm.train.critic import CriticState, critic_values
+from jaxrl_llm.train.models.critic import CriticState, critic_values
 from jaxrl_llm.train.optimizer import apply_if_finite, keep
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source, Start

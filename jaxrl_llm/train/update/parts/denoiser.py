@@ -6,7 +6,7 @@ from typing import Any
 from jaxrl_llm.core.compose import bind
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train.batches import run_passes
-from jaxrl_llm.train.denoising import draws_of_pass
+from jaxrl_llm.train.models.denoising import draws_of_pass
 from jaxrl_llm.train.update.part import At, Part, Setup
 from jaxrl_llm.train.update.step import weighed
 

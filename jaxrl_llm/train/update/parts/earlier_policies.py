@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.regularizers import Earlier
-from jaxrl_llm.train.denoising import PolicyScorer
+from jaxrl_llm.train.models.denoising import PolicyScorer
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source, Start
 from jaxrl_llm.train.update.rows import unrouted

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import stats
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import moot_if_equal
-from jaxrl_llm.train.score_norms import score_sq_norms
+from jaxrl_llm.train.models.score_norms import score_sq_norms
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Part, Setup
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.parts.denoiser import of_likelihood
-from jaxrl_llm.train.score import HIDDEN_STATISTICS
+from jaxrl_llm.train.models.score import HIDDEN_STATISTICS
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import POLICY, At, Part, Read, Setup, absent
 

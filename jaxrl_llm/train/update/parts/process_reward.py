@@ -11,8 +11,8 @@ from jaxrl_llm.preferences.groups import count_pairs
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.parts.process_reward import ProcessRewardModel
 from jaxrl_llm.train.batches import accumulate_gradients
-from jaxrl_llm.train.critic import CriticState
-from jaxrl_llm.train.denoising import PolicyScorer
+from jaxrl_llm.train.models.critic import CriticState
+from jaxrl_llm.train.models.denoising import PolicyScorer
 from jaxrl_llm.train.optimizer import apply_if_finite
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Part, Read, Setup, Source

@@ -11,8 +11,8 @@ from jaxrl_llm.core.compose import bind
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.parts.denoiser import of_likelihood
 from jaxrl_llm.regularizers import Iterates
-from jaxrl_llm.train.denoising import PolicyScorer
-from jaxrl_llm.train.moving import first_reference, moved_reference
+from jaxrl_llm.train.models.denoising import PolicyScorer
+from jaxrl_llm.train.models.moving import first_reference, moved_reference
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Done, Part, Read, Setup, Source, Start, absent
 from jaxrl_llm.train.update.rows import after_previous_prompt, unrouted

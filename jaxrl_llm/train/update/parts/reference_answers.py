@@ -2,7 +2,7 @@
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.models.score import Scorer
 from jaxrl_llm.train.update.part import POLICY, At, Part, Read, Setup
 from jaxrl_llm.train.update.rows import padded
 

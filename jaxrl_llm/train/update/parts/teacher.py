@@ -13,8 +13,8 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.train.denoising import PolicyScorer
-from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.models.denoising import PolicyScorer
+from jaxrl_llm.train.models.score import Scorer
 from jaxrl_llm.train.update.part import At, Objective, Part, Read, Setup, Source, Teacher, absent
 from jaxrl_llm.train.update.rows import padded
 
@@ -38,7 +38,7 @@ def check_teacher(function: str, recipe: Recipe, model: Model, teacher: Model) -
         raise ValueError(
             f"{function}: the teacher has {sizes[0]:,} tokens in its vocabulary, but the policy "
             f"has {sizes[1]:,}; for a teacher with another tokenizer, use spans of text and a "
-            "train.teachers.AlignedTeacher."
+            "train.AlignedTeacher."
         )
     if recipe.teacher_top > sizes[0]:
         raise ValueError(

@@ -14,7 +14,7 @@ import optax
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
-from jaxrl_llm.train.denoising import PolicyScorer
+from jaxrl_llm.train.models.denoising import PolicyScorer
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.update.part import At, Part, Setup, Teacher
 from jaxrl_llm.train.update.parts import last_visit, parts_of, reference, token_steps

@@ -39,7 +39,7 @@ from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.train.score import Responses, Scorer, score_hidden
+from jaxrl_llm.train.models.score import Responses, Scorer, score_hidden
 
 Tokens = Sequence[Sequence[int]]
 # The statistics of a recipe that a teacher on the host returns.
@@ -95,7 +95,7 @@ class ModelTeacher:
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> from jaxrl_llm.train.teachers import ModelTeacher
+      >>> from jaxrl_llm.train.models.teachers import ModelTeacher
       >>> teacher = ModelTeacher(*jr.testing.tiny_model())
       >>> (scores,) = teacher.score([[1, 2]], [[3, 4, 5]], top=2)
       >>> scores.logp.shape, scores.top_ids.shape
@@ -338,7 +338,7 @@ def tokenizer_digest(tokenizer: Any, *, ends: bool = True) -> str:
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> from jaxrl_llm.train.teachers import tokenizer_digest
+      >>> from jaxrl_llm.train.models.teachers import tokenizer_digest
       >>> len(tokenizer_digest(jr.testing.ByteTokenizer()))
       16
     """
@@ -633,8 +633,7 @@ def check_host_teacher(recipe: Recipe, teacher: Any) -> None:
                 "policy's tokenizer; use span_distillation."
             )
         raise ValueError(
-            f"config: recipe {recipe.name!r} compares spans of text; use a "
-            "train.teachers.AlignedTeacher."
+            f"config: recipe {recipe.name!r} compares spans of text; use a train.AlignedTeacher."
         )
     if recipe.needs.teacher_mixture:
         raise ValueError(

@@ -45,7 +45,7 @@ from jaxrl_llm.recipes import Batch
 from jaxrl_llm.rewards.scoring import Failure, one_line
 from jaxrl_llm.rollout.backends import texts_of
 from jaxrl_llm.rollout.sampler import make_sampler, pad_rows, prompt_room
-from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.models.score import Scorer
 
 _SHORTEST = 16  # minimum row width; longer rows are powers of two, so few shapes are compiled
 _REDUCE = {"min": np.min, "mean": np.mean, "last": lambda x: x[-1], "product": np.prod}

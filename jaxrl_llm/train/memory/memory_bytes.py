@@ -61,7 +61,7 @@ def tree_bytes(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> from jaxrl_llm.train.memory_bytes import tree_bytes
+      >>> from jaxrl_llm.train.memory.memory_bytes import tree_bytes
       >>> params = jr.testing.tiny_model()[1]
       >>> tree_bytes(params), tree_bytes(params, {"fsdp": 2})
       (107520, 54080)
@@ -121,7 +121,7 @@ def activation_bytes(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> from jaxrl_llm.train.memory_bytes import BatchShape, activation_bytes
+      >>> from jaxrl_llm.train.memory.memory_bytes import BatchShape, activation_bytes
       >>> config, batch = jr.testing.tiny_config(), BatchShape(1, 2, 8, 4)
       >>> activation_bytes(config, batch, remat="none")
       66304
@@ -150,7 +150,7 @@ def largest_layer_bytes(config: Any, batch: BatchShape, *, on: LayerPlacement = 
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> from jaxrl_llm.train.memory_bytes import BatchShape, largest_layer_bytes
+      >>> from jaxrl_llm.train.memory.memory_bytes import BatchShape, largest_layer_bytes
       >>> config, batch = jr.testing.tiny_config(), BatchShape(1, 2, 8, 4)
       >>> largest_layer_bytes(config, batch)
       33664
@@ -262,7 +262,7 @@ def recorded_bytes(vocab_size: int, options: DrawOptions, *, experts: int = 0) -
 
     Example:
       >>> from jaxrl_llm.rollout.sampling.options import DrawOptions
-      >>> from jaxrl_llm.train.memory_bytes import recorded_bytes
+      >>> from jaxrl_llm.train.memory.memory_bytes import recorded_bytes
       >>> recorded_bytes(320, DrawOptions()), recorded_bytes(320, DrawOptions(top_k=5))
       ((20, 0), (40, 20))
     """

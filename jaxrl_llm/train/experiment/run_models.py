@@ -21,12 +21,11 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards, param_shardings, shard
 from jaxrl_llm.train.batches import check_group_fits
 from jaxrl_llm.train.checkpoint.serialization import abstract, values_digest
+from jaxrl_llm.train.checkpoint.start import find_start
 from jaxrl_llm.train.config import TrainConfig
-from jaxrl_llm.train.left_out import data_responses
+from jaxrl_llm.train.experiment.left_out import data_responses
 from jaxrl_llm.train.mesh import check_expert_axis, sampling_mesh
-from jaxrl_llm.train.start import find_start
-from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler
-from jaxrl_llm.train.teachers import (
+from jaxrl_llm.train.models.teachers import (
     AlignedTeacher,
     ModelTeacher,
     StoredTeacher,
@@ -35,6 +34,7 @@ from jaxrl_llm.train.teachers import (
     from_name,
     tokenizer_digest,
 )
+from jaxrl_llm.train.subagent import SubagentParts, make_subagent_sampler
 from jaxrl_llm.train.update.part import Teacher
 from jaxrl_llm.train.update.parts.teacher import check_teacher
 

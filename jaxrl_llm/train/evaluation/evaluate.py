@@ -18,9 +18,9 @@ from jaxrl_llm.rollout.backends import Asked, EngineBackend, Graded, texts_of
 from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.episodes import Episodes
-from jaxrl_llm.train.at_k import AtK, at_k, check_k
-from jaxrl_llm.train.grading import Grader, OnNonFinite, check_finite, sample_rows
-from jaxrl_llm.train.intervals import t_quantile, wilson
+from jaxrl_llm.train.data.grading import Grader, OnNonFinite, check_finite, sample_rows
+from jaxrl_llm.train.evaluation.at_k import AtK, at_k, check_k
+from jaxrl_llm.train.evaluation.intervals import t_quantile, wilson
 
 
 class Accuracy(NamedTuple):

@@ -14,7 +14,7 @@ from jaxrl_llm.models.denoising import velocity_of
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.text_flow import writer_of
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.train.score import ModelScores, score
+from jaxrl_llm.train.models.score import ModelScores, score
 
 
 def draw_noise(key: Array, latents: Array) -> dict[str, Array]:

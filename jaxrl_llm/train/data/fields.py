@@ -29,8 +29,8 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.turns import turns_of_tokens
 from jaxrl_llm.rollout.collect import Segments
 from jaxrl_llm.rollout.episodes import EPISODES
-from jaxrl_llm.train.episode_fields import episode_fields
-from jaxrl_llm.train.reward_values import check_rewards
+from jaxrl_llm.train.data.episode_fields import episode_fields
+from jaxrl_llm.train.data.reward_values import check_rewards
 
 T = TypeVar("T")
 

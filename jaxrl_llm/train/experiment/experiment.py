@@ -28,17 +28,17 @@ from jaxrl_llm.rollout.collect import DataRows, Limits
 from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.subagent import SubagentPlayer
-from jaxrl_llm.train.at_k import check_k
 from jaxrl_llm.train.config import TrainConfig
-from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
-from jaxrl_llm.train.grading import Grader, OnNonFinite
-from jaxrl_llm.train.halves import Halves, has_halves
-from jaxrl_llm.train.left_out import LeftOut
+from jaxrl_llm.train.data.grading import Grader, OnNonFinite
+from jaxrl_llm.train.data.halves import Halves, has_halves
+from jaxrl_llm.train.data.offline import OfflineRows, ReferenceLogp, offline_batches
+from jaxrl_llm.train.evaluation.at_k import check_k
+from jaxrl_llm.train.evaluation.evaluate import Accuracy, evaluate, play_tasks
+from jaxrl_llm.train.experiment.left_out import LeftOut
+from jaxrl_llm.train.experiment.run_data import why_no_rewrites, within_limit
+from jaxrl_llm.train.experiment.samplers import Samplers, compile_sampler, policy_sampler
 from jaxrl_llm.train.mesh import replicated, sampling_mesh
-from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches
 from jaxrl_llm.train.optimizer import describe_optimizer, policy_optimizer
-from jaxrl_llm.train.run_data import why_no_rewrites, within_limit
-from jaxrl_llm.train.samplers import Samplers, compile_sampler, policy_sampler
 from jaxrl_llm.train.subagent import SubagentParts
 
 # The batch number of evaluations, which no batch of a run reaches.

@@ -25,8 +25,8 @@ from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.episodes import rewrites_reasoning
 from jaxrl_llm.rollout.sampler import prompt_room
 from jaxrl_llm.train.config import SamplingConfig, TrainConfig, find_prompts
-from jaxrl_llm.train.fields import check_fields
-from jaxrl_llm.train.model_rewards import judge
+from jaxrl_llm.train.data.fields import check_fields
+from jaxrl_llm.train.models.model_rewards import judge
 from jaxrl_llm.train.update.part import Teacher
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.rewards.scoring import check_answered
 from jaxrl_llm.rollout.backends import texts_of
 from jaxrl_llm.rollout.types import STOP
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.grading import check_finite
+from jaxrl_llm.train.data.grading import check_finite
+from jaxrl_llm.train.experiment.experiment import Experiment
 
 # Number of responses sampled at a time, unless one prompt has more.
 _AT_ONCE = 64

@@ -30,17 +30,13 @@ from jaxrl_llm.train.checkpoint.serialization import (
     values_digest,
 )
 from jaxrl_llm.train.config import TrainConfig, find_recipe
-from jaxrl_llm.train.critic import init_critic
+from jaxrl_llm.train.data.halves import has_halves
+from jaxrl_llm.train.data.offline import ReferenceLogp, reference_logp
 from jaxrl_llm.train.evolution import moving_only
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.halves import has_halves
-from jaxrl_llm.train.left_out import LeftOut, fitted, gradable
-from jaxrl_llm.train.mesh import MeshConfig, load_meshes, replicated, sampling_mesh
-from jaxrl_llm.train.offline import ReferenceLogp, reference_logp
-from jaxrl_llm.train.optimizer import at_updates, make_optimizer, policy_optimizer
-from jaxrl_llm.train.pairs import make_logp, place_rows
-from jaxrl_llm.train.rounding import check_rounded_model
-from jaxrl_llm.train.run_data import (
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.left_out import LeftOut, fitted, gradable
+from jaxrl_llm.train.experiment.pairs import make_logp, place_rows
+from jaxrl_llm.train.experiment.run_data import (
     check_classes,
     check_data,
     load_prompts,
@@ -51,7 +47,7 @@ from jaxrl_llm.train.run_data import (
     warn_of_rewrites,
     warn_of_warmup,
 )
-from jaxrl_llm.train.run_models import (
+from jaxrl_llm.train.experiment.run_models import (
     head_key,
     holds_reference,
     is_named,
@@ -61,7 +57,11 @@ from jaxrl_llm.train.run_models import (
     open_trained,
     teacher_digest,
 )
-from jaxrl_llm.train.samplers import make_samplers
+from jaxrl_llm.train.experiment.samplers import make_samplers
+from jaxrl_llm.train.mesh import MeshConfig, load_meshes, replicated, sampling_mesh
+from jaxrl_llm.train.models.critic import init_critic
+from jaxrl_llm.train.models.rounding import check_rounded_model
+from jaxrl_llm.train.optimizer import at_updates, make_optimizer, policy_optimizer
 from jaxrl_llm.train.state import SubagentState, TrainState
 from jaxrl_llm.train.subagent import SubagentParts
 from jaxrl_llm.train.update.init import init_state

@@ -13,14 +13,14 @@ from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.models.sharding import batch_shards, on_mesh
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.batches import Passes, least_saved_in, map_microbatches, pack_batch
-from jaxrl_llm.train.denoising import check_unmasked, draw_masks, scorer_of
-from jaxrl_llm.train.evaluate import Accuracy, accuracy
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.fields import attach_fields
+from jaxrl_llm.train.data.fields import attach_fields
+from jaxrl_llm.train.data.offline import OfflineRows
+from jaxrl_llm.train.evaluation.evaluate import Accuracy, accuracy
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.rollouts import texts_of_batch, with_width
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import ScoredItems, scored_items
-from jaxrl_llm.train.offline import OfflineRows
-from jaxrl_llm.train.rollouts import texts_of_batch, with_width
+from jaxrl_llm.train.models.denoising import check_unmasked, draw_masks, scorer_of
 
 Score = Callable[[Batch], ScoredItems]
 """Scores the items of a host batch: implicit rewards, or the rewards of a reward model."""

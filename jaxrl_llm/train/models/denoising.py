@@ -1,6 +1,6 @@
 """Scores of a denoising model: the likelihood of a recipe on the masks of a batch.
 
-:class:`DenoisingScorer` has the interface of :class:`~jaxrl_llm.train.score.Scorer`, so train
+:class:`DenoisingScorer` has the interface of :class:`~jaxrl_llm.train.Scorer`, so train
 steps, references and metrics work with either. The masks are extras of the batch, ``masked``,
 ``masked_prompt``, ``noise`` and ``written``, so every model is scored on the same masks.
 """
@@ -24,8 +24,8 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import over_context
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.wiring import DRAW_LOGP
-from jaxrl_llm.train.flows import FlowScorer
-from jaxrl_llm.train.score import ModelScores, Scorer
+from jaxrl_llm.train.models.flows import FlowScorer
+from jaxrl_llm.train.models.score import ModelScores, Scorer
 
 
 def draw_masks(likelihood: Likelihood, key: Array, batch: Batch) -> dict[str, Array]:

@@ -23,9 +23,9 @@ from jaxrl_llm.rollout import (
     make_sampler,
 )
 from jaxrl_llm.train.config import SamplingConfig, TrainConfig
-from jaxrl_llm.train.denoising import scorer_of
+from jaxrl_llm.train.data.halves import has_halves
 from jaxrl_llm.train.evolution import make_population
-from jaxrl_llm.train.halves import has_halves
+from jaxrl_llm.train.models.denoising import scorer_of
 from jaxrl_llm.train.update.part import Teacher
 
 

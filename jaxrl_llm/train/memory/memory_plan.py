@@ -45,10 +45,18 @@ from jaxrl_llm.rollout.sampler import bucket_of
 from jaxrl_llm.rollout.sampling.options import DrawOptions
 from jaxrl_llm.train.batches import Passes, check_reads_rows
 from jaxrl_llm.train.config import TrainConfig, find_recipe
-from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
-from jaxrl_llm.train.left_out import fitted, gradable
-from jaxrl_llm.train.memory_bytes import (
+from jaxrl_llm.train.experiment.left_out import fitted, gradable
+from jaxrl_llm.train.experiment.run_data import (
+    check_data,
+    load_prompts,
+    teacher_room,
+    text_room,
+)
+from jaxrl_llm.train.experiment.run_models import holds_reference, with_trained
+from jaxrl_llm.train.experiment.samplers import check_denoising, check_replay, engine_grid
+from jaxrl_llm.train.experiment.setup import with_mesh_sizes
+from jaxrl_llm.train.memory.memory_bytes import (
     BatchShape,
     LayerPlacement,
     activation_bytes,
@@ -64,21 +72,13 @@ from jaxrl_llm.train.mesh import (
     check_expert_axis,
     sampling_shards,
 )
-from jaxrl_llm.train.model_rewards import abstract_reward, judge
-from jaxrl_llm.train.moving import first_reference
+from jaxrl_llm.train.models.critic import init_critic
+from jaxrl_llm.train.models.model_rewards import abstract_reward, judge
+from jaxrl_llm.train.models.moving import first_reference
+from jaxrl_llm.train.models.rounding import check_rounded_model
+from jaxrl_llm.train.models.teachers import AlignedTeacher, TokenTeacher, from_name
 from jaxrl_llm.train.optimizer import describe_optimizer, make_optimizer, policy_optimizer
-from jaxrl_llm.train.rounding import check_rounded_model
-from jaxrl_llm.train.run_data import (
-    check_data,
-    load_prompts,
-    teacher_room,
-    text_room,
-)
-from jaxrl_llm.train.run_models import holds_reference, with_trained
-from jaxrl_llm.train.samplers import check_denoising, check_replay, engine_grid
-from jaxrl_llm.train.setup import with_mesh_sizes
 from jaxrl_llm.train.state import device_bytes
-from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
 from jaxrl_llm.train.update.cost import describe
 
 # Share of a device's memory for what is counted; the compiler and fragmentation take the rest.

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.train.intervals import wilson
+from jaxrl_llm.train.evaluation.intervals import wilson
 
 RESAMPLES = 2000
 _MOST = 1000  # completions, so that binomial coefficients are finite
@@ -199,7 +199,7 @@ def at_k(
 
     Example:
       >>> import numpy as np
-      >>> from jaxrl_llm.train.at_k import at_k
+      >>> from jaxrl_llm.train.evaluation.at_k import at_k
       >>> print(*at_k(np.array([[True, False]] * 3), [1, 2]))
       0.500 [0.125, 0.875] 1.000 [0.439, 1.000]
     """

@@ -11,7 +11,7 @@ from jaxrl_llm.core.packing import pack, unpack
 from jaxrl_llm.models.heads import apply_head, init_head
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.models.score import score_hidden
 
 
 class CriticState(NamedTuple):

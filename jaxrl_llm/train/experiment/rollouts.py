@@ -50,20 +50,20 @@ from jaxrl_llm.train.batches import MIN_SAVED
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
 from jaxrl_llm.train.config import TrainConfig
-from jaxrl_llm.train.denoising import check_unmasked, draw_masks
-from jaxrl_llm.train.evaluate import play_groups
-from jaxrl_llm.train.experiment import Experiment
-from jaxrl_llm.train.fields import Texts, attach_fields
-from jaxrl_llm.train.flows import draw_noise
-from jaxrl_llm.train.grading import check_finite, sample_rows, spread_rows
-from jaxrl_llm.train.halves import Halves, sample_halves, with_roles
+from jaxrl_llm.train.data.fields import Texts, attach_fields
+from jaxrl_llm.train.data.grading import check_finite, sample_rows, spread_rows
+from jaxrl_llm.train.data.halves import Halves, sample_halves, with_roles
+from jaxrl_llm.train.evaluation.evaluate import play_groups
+from jaxrl_llm.train.experiment.experiment import Experiment
+from jaxrl_llm.train.experiment.run_data import teacher_room
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics, task_metrics
-from jaxrl_llm.train.run_data import teacher_room
+from jaxrl_llm.train.models.denoising import check_unmasked, draw_masks
+from jaxrl_llm.train.models.flows import draw_noise
+from jaxrl_llm.train.models.teachers import host_scores
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.subagent import alignment_key, mean_calls, subagent_batch
-from jaxrl_llm.train.teachers import host_scores
 from jaxrl_llm.train.update.part import Teacher
 
 # Seconds that a run that ends early waits for the batch in progress, which no step will use. The

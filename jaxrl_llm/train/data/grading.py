@@ -25,7 +25,7 @@ from jaxrl_llm.rewards.scoring import (
 )
 from jaxrl_llm.rollout.episodes import EPISODES, EpisodeOptions
 from jaxrl_llm.rollout.types import FAILED
-from jaxrl_llm.train.reward_values import check_stated
+from jaxrl_llm.train.data.reward_values import check_stated
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.sharding import batch_shards, keep_apart
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.batches import reorder, trained_first
-from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.models.score import Scorer
 
 
 def score_sq_norms(scorer: Scorer, params: ArrayTree, batch: Batch, *, base=()) -> Array:

@@ -1,0 +1,1 @@
+"""Held-out evaluation: accuracy, pass@k and its intervals."""

@@ -1,0 +1,1 @@
+"""A run before its first step, and its batches: data, models, samplers, rollouts."""

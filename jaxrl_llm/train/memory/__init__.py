@@ -1,0 +1,1 @@
+"""Bytes of a run on each device, before anything is allocated."""

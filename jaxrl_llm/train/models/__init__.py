@@ -1,0 +1,1 @@
+"""Models beside the policy, and how each scores a batch."""
