@@ -63,7 +63,7 @@ T = TypeVar("T")
 _CRITIC = ("critic:optimizer-config", "critic:none")
 
 
-# What is wrong with a command, where it shows only while it is carried out.
+# Errors in a command's arguments that appear only while it runs.
 _WRONG = (
     ValueError, TypeError, ImportError, FileNotFoundError, NotADirectoryError, IsADirectoryError,
     FileExistsError, InUseError, OccupiedError,

@@ -329,7 +329,7 @@ class _Book:
     def ahead(self, count: int) -> list[Asked]:
         """At most ``count`` groups that would be asked for next and that nothing samples yet."""
         most = self._planned + count
-        # There may be fewer: a batch that is complete without them needs none of them.
+        # The collector may propose fewer if the batch needs no more.
         requests, _ = self.collector.propose(self.state, self._key, self.collection(), most)
         resolved = self._resolve(requests[:most])
         # A reward of a request's own is not compared.

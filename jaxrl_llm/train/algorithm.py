@@ -15,7 +15,7 @@ from jaxrl_llm.train.state import TrainState
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
 
-# Of a run, in which nothing is compiled ahead: it would end first, and then wait for it.
+# Number of last steps without compilation ahead; the run would wait for the compiler at its end.
 _LAST_STEPS = 16
 
 

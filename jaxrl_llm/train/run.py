@@ -385,7 +385,7 @@ def begin(
     opened = RunFolder(
         config.run_dir, resume=resume, overwrite=overwrite, log=log, sinks=config.report.sinks
     )
-    # Another day's prompts would be others, where the chat template writes the date.
+    # Fix the date: some chat templates write it into the prompt.
     with opened as folder, dated(folder.date):
         changed = folder.changed(settings(config), allowed=allow_changed)
         check_memory(config)
