@@ -30,7 +30,7 @@ from benchmarks.checkpoint import SMOLLM2
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.testing import tiny_config
 from jaxrl_llm.train.batches import Passes
-from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
+from jaxrl_llm.train.policy_gradient import RunOptions, make_policy_gradient
 
 LAYERS, TINY_LAYERS, DTYPES = (6, 30), (1, 2), ("float32", "bfloat16")
 PROMPTS, ROLLOUTS, RESPONSE, PROMPT, SHARED = 8, 8, 16, 60, 40
@@ -74,7 +74,7 @@ def _child(layers: int, dtype: str, tiny: bool) -> None:
         regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.02),)
     )
     optimizer = jr.train.make_optimizer(jr.train.OptimizerConfig(learning_rate=2e-5))
-    options = StepOptions(
+    options = RunOptions(
         passes=Passes(),
         temperature=1.0,
         remat="none",

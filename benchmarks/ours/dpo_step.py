@@ -9,7 +9,7 @@ import optax
 import jaxrl_llm as jr
 from benchmarks.worker import Measured, jax_device_memory, jax_device_name, serve
 from jaxrl_llm.train.batches import Passes
-from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
+from jaxrl_llm.train.policy_gradient import RunOptions, make_policy_gradient
 
 PACKAGES = ("jax", "jaxlib", "optax", "jaxrl_llm")
 
@@ -38,7 +38,7 @@ def setup(workload: dict) -> Measured:
         recipe,
         optimizer,
         lambda *_: None,  # nothing is sampled
-        options=StepOptions(
+        options=RunOptions(
             passes=Passes(microbatches=workload["microbatches"]),
             temperature=1.0,
             remat=workload["remat"],

@@ -31,7 +31,14 @@ from jaxrl_llm.testing.cases import (
 )
 from jaxrl_llm.testing.model import tiny_flow_model, tiny_model
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
-from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
+from jaxrl_llm.train import (
+    StepOptions,
+    TrainState,
+    draw_masks,
+    init_critic,
+    init_state,
+    make_step,
+)
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.models.denoising import draws_of_pass
 from jaxrl_llm.train.models.score import ModelScores
@@ -138,13 +145,15 @@ def _descended(
         network,
         recipe,
         optimizer,
-        epochs=getattr(recipe.likelihood, "passes", 1),
-        minibatches=1,
         microbatches=microbatches,
         temperature=TEMPERATURE if network.velocity is None else 1.0,
         mesh=mesh,
         remat="none",
-        critic_optimizer=critic_optimizer,
+        options=StepOptions(
+            epochs=getattr(recipe.likelihood, "passes", 1),
+            minibatches=1,
+            critic_optimizer=critic_optimizer,
+        ),
     )
     after, _ = step(state, batch)
     return jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), after.params, params)

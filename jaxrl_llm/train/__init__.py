@@ -42,6 +42,7 @@ from jaxrl_llm.train.models.teachers import (
 )
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.policy_gradient import (
+    StepOptions,
     apply_gradients,
     make_gradients,
     make_pieces,
@@ -84,6 +85,7 @@ __all__ = [
     "Scorer",
     "ServerTeacher",
     "Sink",
+    "StepOptions",
     "StepPieces",
     "StoredTeacher",
     "SubagentConfig",

@@ -20,7 +20,7 @@ from jaxrl_llm.train.models.model_rewards import check_judge
 from jaxrl_llm.train.models.rounding import check_rounding
 from jaxrl_llm.train.models.teachers import check_teaching
 from jaxrl_llm.train.optimizer import make_optimizer, make_schedule, policy_optimizer
-from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
+from jaxrl_llm.train.policy_gradient import RunOptions, make_policy_gradient
 from jaxrl_llm.train.subagent import check_subagent, with_subagent
 from jaxrl_llm.train.update.part import Teacher
 
@@ -35,7 +35,7 @@ def algorithm_of(
     config, recipe, sampler = experiment.config, experiment.recipe, experiment.samplers.rollouts
     if isinstance(recipe, EvolutionRecipe):
         return make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
-    options = StepOptions(
+    options = RunOptions(
         passes=config.passes,
         temperature=config.sampling.temperature,
         remat=config.remat,

@@ -21,7 +21,10 @@ Shared arguments:
 - ``teacher``: another model that the policy learns from, if the recipe uses one.
 """
 
-from collections.abc import Callable
+import dataclasses
+import difflib
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -50,25 +53,42 @@ from jaxrl_llm.train.update.score_batch import score_reference
 from jaxrl_llm.train.update.step import objective_of
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Further options of a step; most loops leave them at their defaults.
+
+    Attributes:
+      epochs: Passes over a batch; None for those of the recipe.
+      minibatches: Optimizer steps per pass, which divide P; None for those of the recipe.
+      chunk_size, shared_prefix_len, critic_optimizer, critic_model: See the module.
+      stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
+      learning_rate: The optimizer's learning rate, a number or a schedule, for a recipe that reads
+        it.
+    """
+
+    epochs: int | None = None
+    minibatches: int | None = None
+    chunk_size: int | None = None
+    shared_prefix_len: int = 0
+    stale: bool = False
+    learning_rate: float | optax.Schedule | None = None
+    critic_optimizer: optax.GradientTransformation | None = None
+    critic_model: Model | None = None
+
+
 def make_step(
     model: Model,
     recipe: Recipe,
     optimizer: optax.GradientTransformation,
     *,
-    epochs: int | None = None,
-    minibatches: int | None = None,
     microbatches: int = 1,
     temperature: float = 1.0,
-    mesh: jax.sharding.Mesh | None = None,
     remat: str = "full",
+    mesh: jax.sharding.Mesh | None = None,
     donate: bool = True,
-    chunk_size: int | None = None,
-    shared_prefix_len: int = 0,
-    stale: bool = False,
-    critic_optimizer: optax.GradientTransformation | None = None,
-    critic_model: Model | None = None,
-    learning_rate: float | optax.Schedule | None = None,
+    options: StepOptions | None = None,
     teacher: Teacher | None = None,
+    **moved: Any,
 ) -> Step:
     """A compiled function that updates the state with one batch of rollouts.
 
@@ -106,17 +126,13 @@ def make_step(
     compares with it (``recipe.compares_old``).
 
     Args:
-      model, recipe, optimizer, temperature, mesh, remat, chunk_size, shared_prefix_len: See the
-        module.
-      critic_optimizer, critic_model, teacher: See the module. The state does not hold the teacher's
-        parameters. The teacher reads the prompts of the batch.
-      epochs: Passes over a batch; None for those of the recipe.
-      minibatches: Optimizer steps per pass, which divide P; None for those of the recipe.
+      model, recipe, optimizer, temperature, remat, mesh: See the module.
       microbatches: See the module; each minibatch is split into its share of them.
       donate: Whether to reuse the memory of the input state, which then cannot be used again.
-      stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
-      learning_rate: The optimizer's learning rate, a number or a schedule, for a recipe that reads
-          it.
+      options: Further options; None for their defaults.
+      teacher: See the module. The state does not hold the teacher's parameters. The teacher reads
+        the prompts of the batch.
+      **moved: Options of :class:`StepOptions` by themselves, as before; deprecated.
 
     Returns:
       ``step(state, batch) -> (state, metrics)``. The metrics are float32 scalars: ``loss``,
@@ -149,33 +165,18 @@ def make_step(
       >>> int(state.step), float(metrics["reward"])
       (1, 0.5)
     """
-    check_step_parts("make_step", recipe, optimizer)
-    epochs = recipe.epochs if epochs is None else epochs
-    minibatches = recipe.minibatches if minibatches is None else minibatches
-    checks.check_positive("make_step", epochs=epochs, minibatches=minibatches)
-    checks.check_positive("make_step", microbatches=microbatches, temperature=temperature)
-    checks.check_non_negative("make_step", shared_prefix_len=shared_prefix_len)
-    setup = Setup(
-        recipe=recipe,
-        scorer=scorer_of(
-            recipe,
-            model,
-            temperature=temperature,
-            chunk_size=chunk_size,
-            remat=remat,
-            shared_prefix_len=shared_prefix_len,
-        ),
-        passes=Passes(epochs, minibatches, microbatches),
-        optimizer=optimizer,
-        shards=batch_shards(mesh),
-        stale=stale,
-        score_old=epochs * minibatches > 1 and recipe.compares_old,
-        second_model=critic_model or model,
-        second_optimizer=critic_optimizer,
+    pieces = _pieces(
+        "make_step",
+        model,
+        recipe,
+        optimizer,
+        microbatches=microbatches,
+        temperature=temperature,
         remat=remat,
-        learning_rate=learning_rate,
+        mesh=mesh,
+        options=_with_moved("make_step", options or StepOptions(), moved),
+        teacher=teacher,
     )
-    pieces = _pieces("make_step", setup, model, teacher)
     return CompiledStep(
         on_mesh(pieces.step, mesh, model.sharding_rules),
         on_mesh(pieces.prepare, mesh),
@@ -195,8 +196,7 @@ def make_pieces(
     temperature: float = 1.0,
     remat: str = "full",
     mesh: jax.sharding.Mesh | None = None,
-    critic_optimizer: optax.GradientTransformation | None = None,
-    learning_rate: float | optax.Schedule | None = None,
+    options: StepOptions | None = None,
     teacher: Teacher | None = None,
 ) -> StepPieces:
     """The step of :func:`make_step` in pieces, for a loop that changes what happens between them.
@@ -205,9 +205,8 @@ def make_pieces(
     reward model, teacher, moving reference and updates turn by turn.
 
     Args:
-      model, recipe, optimizer, microbatches, temperature, remat, mesh, critic_optimizer, teacher:
-        See the module. The parameters of ``teacher`` are an argument of ``begin``.
-      learning_rate: As in :func:`make_step`.
+      model, recipe, optimizer, microbatches, temperature, remat, mesh, options, teacher: As in
+        :func:`make_step`. The parameters of ``teacher`` are an argument of ``begin``.
 
     Returns:
       :class:`~jaxrl_llm.train.StepPieces`: ``begin``, ``gradients``, ``apply`` and ``finish``.
@@ -234,31 +233,80 @@ def make_pieces(
       >>> int(state.step), float(metrics["skipped"])
       (1, 0.0)
     """
-    check_step_parts("make_pieces", recipe, optimizer)
-    checks.check_positive("make_pieces", microbatches=microbatches, temperature=temperature)
-    setup = Setup(
-        recipe=recipe,
-        scorer=scorer_of(recipe, model, temperature=temperature, remat=remat),
-        passes=Passes(recipe.epochs, recipe.minibatches, microbatches),
-        optimizer=optimizer,
-        shards=batch_shards(mesh),
-        score_old=recipe.epochs * recipe.minibatches > 1 and recipe.compares_old,
-        second_model=model,
-        second_optimizer=critic_optimizer,
+    return _pieces(
+        "make_pieces",
+        model,
+        recipe,
+        optimizer,
+        microbatches=microbatches,
+        temperature=temperature,
         remat=remat,
-        learning_rate=learning_rate,
+        mesh=mesh,
+        options=options or StepOptions(),
+        teacher=teacher,
     )
-    return _pieces("make_pieces", setup, model, teacher)
 
 
-def _pieces(function: str, setup: Setup, model: Model, teacher: Teacher | None) -> StepPieces:
-    recipe, passes, second = setup.recipe, setup.passes, setup.second_optimizer
-    recipe.check_passes(passes.epochs, passes.minibatches)
+def _with_moved(function: str, options: StepOptions, moved: Mapping[str, Any]) -> StepOptions:
+    """The options with those that a call still passes by themselves."""
+    known = [field.name for field in dataclasses.fields(StepOptions)]
+    for name in moved:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, "microbatches", "temperature"], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise TypeError(f"{function}: there is no argument {name!r}{hint}")
+        text = f"{function}: pass {name}= as options=jr.train.StepOptions({name}=...)."
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return dataclasses.replace(options, **moved)
+
+
+def _pieces(
+    function: str,
+    model: Model,
+    recipe: Recipe,
+    optimizer: optax.GradientTransformation,
+    *,
+    microbatches: int,
+    temperature: float,
+    remat: str,
+    mesh: jax.sharding.Mesh | None,
+    options: StepOptions,
+    teacher: Teacher | None,
+) -> StepPieces:
+    check_step_parts(function, recipe, optimizer)
+    epochs = recipe.epochs if options.epochs is None else options.epochs
+    minibatches = recipe.minibatches if options.minibatches is None else options.minibatches
+    checks.check_positive(function, epochs=epochs, minibatches=minibatches)
+    checks.check_positive(function, microbatches=microbatches, temperature=temperature)
+    checks.check_non_negative(function, shared_prefix_len=options.shared_prefix_len)
+    recipe.check_passes(epochs, minibatches)
+    second = options.critic_optimizer
     if (recipe.second_model is None) != (second is None):
         has = "a critic but no" if second is None else "no critic but a"
         raise ValueError(f"{function}: recipe {recipe.name!r} has {has} critic_optimizer.")
     if teacher is not None:
         check_teacher(function, recipe, model, teacher.model)
+    scorer = scorer_of(
+        recipe,
+        model,
+        temperature=temperature,
+        chunk_size=options.chunk_size,
+        remat=remat,
+        shared_prefix_len=options.shared_prefix_len,
+    )
+    setup = Setup(
+        recipe=recipe,
+        scorer=scorer,
+        passes=Passes(epochs, minibatches, microbatches),
+        optimizer=optimizer,
+        shards=batch_shards(mesh),
+        stale=options.stale,
+        score_old=epochs * minibatches > 1 and recipe.compares_old,
+        second_model=options.critic_model or model,
+        second_optimizer=second,
+        remat=remat,
+        learning_rate=options.learning_rate,
+    )
     return StepPieces(function, setup, parts_of(setup), None if teacher is None else teacher.model)
 
 
@@ -421,11 +469,11 @@ def _logp_of(
     return jax.jit(on_mesh(score, mesh))
 
 
-class StepOptions(NamedTuple):
-    """The options of :func:`make_step` that a run's configuration sets.
+class RunOptions(NamedTuple):
+    """The options of the updates of a run, which its configuration sets.
 
-    ``steps`` is the number of steps of the run, which decides which shapes are worth compiling.
-    With None, the shapes are those of a long run, and none is compiled ahead.
+    ``steps`` is how many the run has, for what is worth compiling. With None, the shapes are those
+    of a long run, and none is compiled ahead.
     """
 
     passes: Passes
@@ -446,7 +494,7 @@ def make_policy_gradient(
     optimizer: optax.GradientTransformation,
     sampler: Callable,
     *,
-    options: StepOptions,
+    options: RunOptions,
     critic_optimizer: optax.GradientTransformation | None = None,
     reference: ArrayTree | None = None,
     teacher: Teacher | None = None,
@@ -464,16 +512,18 @@ def make_policy_gradient(
         model,
         recipe,
         optimizer,
-        epochs=passes.epochs,
-        minibatches=passes.minibatches,
         microbatches=passes.microbatches,
         temperature=options.temperature,
-        mesh=mesh,
         remat=options.remat,
-        shared_prefix_len=options.shared_prefix_len,
-        stale=options.stale,
-        critic_optimizer=critic_optimizer,
-        learning_rate=options.learning_rate,
+        mesh=mesh,
+        options=StepOptions(
+            epochs=passes.epochs,
+            minibatches=passes.minibatches,
+            shared_prefix_len=options.shared_prefix_len,
+            stale=options.stale,
+            learning_rate=options.learning_rate,
+            critic_optimizer=critic_optimizer,
+        ),
         teacher=teacher,
     )
     least_saved = LEAST_SAVED

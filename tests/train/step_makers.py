@@ -1,5 +1,6 @@
 """Train steps of the tiny model; equal ones are compiled once for all files of a process."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,13 +10,22 @@ import optax
 
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import init_state, make_scorer, make_step
+from jaxrl_llm.train import StepOptions, init_state, make_scorer, make_step
 from jaxrl_llm.train.mesh import place_batch
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 one_layer = functools.cache(lambda: tiny_model(num_layers=1))
 sgd = functools.cache(optax.sgd)
-shared_step, shared_scorer = functools.cache(make_step), functools.cache(make_scorer)
+_FURTHER = {field.name for field in dataclasses.fields(StepOptions)}
+
+
+def flat_step(model, recipe, optimizer, *, make=make_step, **options):
+    """``make_step`` with the fields of ``StepOptions`` beside its own arguments."""
+    further = StepOptions(**{name: options.pop(name) for name in _FURTHER & options.keys()})
+    return make(model, recipe, optimizer, options=further, **options)
+
+
+shared_step, shared_scorer = functools.cache(flat_step), functools.cache(make_scorer)
 
 
 def state_of(recipe, optimizer=OPTIMIZER, *, mesh=None, **options):
@@ -31,7 +41,7 @@ def run(recipe, batch, *, mesh=None, steps=1, optimizer=OPTIMIZER, state=None, *
     state = state_of(recipe, optimizer, mesh=mesh) if state is None else state
     # Quicker to compile, and one update whatever the recipe asks for.
     options = {"remat": "none", "epochs": 1, "minibatches": 1} | options
-    make = shared_step if mesh is None else make_step
+    make = shared_step if mesh is None else flat_step
     step = make(one_layer()[0], recipe, optimizer, mesh=mesh, **options)
     for _ in range(steps):
         state, metrics = step(state, place_batch(batch, mesh))

@@ -11,6 +11,7 @@ import optax
 import pytest
 from helpers import make_batch, refuses
 from rows import for_each
+from step_makers import flat_step
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -21,7 +22,7 @@ from jaxrl_llm.models.sharding import batch_sharding, shard
 from jaxrl_llm.recipes import Critic, Recipe
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.testing.model_checks import model, packed
-from jaxrl_llm.train import SamplingConfig, init_critic, init_state, make_step, train
+from jaxrl_llm.train import SamplingConfig, init_critic, init_state, train
 from jaxrl_llm.train.batches import (
     Passes,
     accumulate_gradients,
@@ -32,7 +33,7 @@ from jaxrl_llm.train.batches import (
 )
 from jaxrl_llm.train.mesh import make_mesh
 from jaxrl_llm.train.metrics import batch_metrics
-from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
+from jaxrl_llm.train.policy_gradient import RunOptions, make_policy_gradient
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -246,7 +247,7 @@ def updated(batch, *, mesh=None, rate=0.5, **options):
     kept = {"key": jax.random.key(0), "critic": critic, "critic_optimizer": optax.sgd(2 * rate)}
     state = init_state(params, optax.sgd(rate), EVERYTHING, mesh=mesh, **kept)
     options |= {"epochs": 2, "temperature": 0.7, "critic_optimizer": optax.sgd(2 * rate)}
-    step = make_step(network, EVERYTHING, optax.sgd(rate), mesh=mesh, **options)
+    step = flat_step(network, EVERYTHING, optax.sgd(rate), mesh=mesh, **options)
     after, metrics = step(state, batch)
     return jax.device_get(((after.params, after.critic.params), metrics))
 
@@ -422,7 +423,7 @@ def test_smaller_rows_are_compiled_before_they_come(sizes, steps, done, monkeypa
     recipe, optimizer = jr.recipes.dr_grpo(length=6), optax.sgd(0.1)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
     state = state._replace(step=state.step + done)
-    options = StepOptions(
+    options = RunOptions(
         passes=Passes(),
         temperature=1.0,
         remat="none",

@@ -9,6 +9,7 @@ import optax
 import pytest
 from exact_resume import assert_resumes
 from helpers import make_batch
+from step_makers import flat_step
 from tiny_run import CONFIG, tiny_run
 
 import jaxrl_llm as jr
@@ -20,7 +21,6 @@ from jaxrl_llm.train import (
     OptimizerConfig,
     init_critic,
     init_state,
-    make_step,
     train,
 )
 
@@ -58,7 +58,7 @@ def first_state(recipe, *, reference=None, mesh=None):
 def step_of(recipe, **options):
     model = tiny_model(num_layers=1)[0]
     options = {"remat": "none", "donate": False, "epochs": 1, "minibatches": 1} | options
-    return make_step(model, recipe, ADAM, critic_optimizer=ADAM, **options)
+    return flat_step(model, recipe, ADAM, critic_optimizer=ADAM, **options)
 
 
 def stepped(recipe, state, steps=1, **options):

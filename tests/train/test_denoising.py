@@ -10,6 +10,7 @@ import optax
 import pytest
 from exact_resume import assert_resumes
 from helpers import batch_with, refuses
+from step_makers import flat_step
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -180,7 +181,7 @@ def test_each_pass_has_its_masks_and_its_ratio(tiny):
     reference = jax.tree.map(lambda x: 0.8 * x, params)
     batch = score_reference(batch, recipe, scorer_of(recipe, model), reference)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
-    after, metrics = make_step(model, recipe, optimizer, epochs=2, donate=False)(state, batch)
+    after, metrics = flat_step(model, recipe, optimizer, epochs=2, donate=False)(state, batch)
     assert metrics["approx_kl"] > 0
 
     score = scorer_of(alone, model)
@@ -215,7 +216,7 @@ def test_passes_without_a_ratio_are_steps_on_the_same_samples(tiny, make, microb
     batch, optimizer = batch_of(recipe.likelihood), optax.sgd(2.0)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
     options = {"microbatches": microbatches, "donate": False}
-    whole = make_step(model, recipe, optimizer, epochs=passes, **options)
+    whole = flat_step(model, recipe, optimizer, epochs=passes, **options)
     read = whole.prepared(state, batch)
     assert read.old_logp is None and "old_draw_logp" not in read.extras
     after, metrics = whole(state, batch)
@@ -264,9 +265,9 @@ def test_what_does_not_go_together(tiny):
     refuses("with a likelihood needs a denoising model", make_step, causal, recipe, optimizer)
     refuses(of_grpo, make_step, model, jr.recipes.grpo(), optimizer)
     shared = {"shared_prefix_len": 2}
-    refuses("responses cannot share a prefix", make_step, model, recipe, optimizer, **shared)
+    refuses("responses cannot share a prefix", flat_step, model, recipe, optimizer, **shared)
     told = "draws masks for 8 passes over a batch; got epochs 1"
-    refuses(told, make_step, model, jr.recipes.espo(), optimizer, epochs=1)
+    refuses(told, flat_step, model, jr.recipes.espo(), optimizer, epochs=1)
     critic = jr.recipes.ppo_max().replace
     refuses("has a likelihood .* and a critic", critic, likelihood=mean_field_likelihood())
 

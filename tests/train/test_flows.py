@@ -9,6 +9,7 @@ import optax
 import pytest
 from exact_resume import assert_resumes
 from helpers import refuses
+from step_makers import flat_step
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -166,7 +167,7 @@ def test_the_update_is_the_gradient_of_the_densities():
     reference = jax.tree.map(lambda x: 0.5 * x, params)
     batch = score_reference(batch, recipe, scorer_of(recipe, model), reference)
     state = init_state(params, optimizer, recipe, key=jax.random.key(0))
-    after, _ = make_step(model, recipe, optimizer, minibatches=1, donate=False)(state, batch)
+    after, _ = flat_step(model, recipe, optimizer, minibatches=1, donate=False)(state, batch)
 
     x, y = np.moveaxis(np.float64(rollout.latents), -2, 0)
     w, b, rw, rb = (np.float64(z[n]) for z in (params, reference) for n in ("w", "b"))
@@ -443,7 +444,7 @@ def test_what_does_not_go_together(tmp_path):
 
     def step(message, *args, **options):
         with pytest.raises(ValueError, match=message):
-            make_step(*args, optax.sgd(0.1), **options)
+            flat_step(*args, optax.sgd(0.1), **options)
 
     def sampler(message, model, likelihood, group_size=4):
         refuses(message, make_flow_sampler, model, likelihood, steps=2, group_size=group_size)

@@ -13,7 +13,7 @@ import pytest
 from helpers import make_batch
 from jax.sharding import PartitionSpec as P
 from rows import for_each
-from step_makers import arrays_of, assert_close, moved
+from step_makers import arrays_of, assert_close, flat_step, moved
 from test_checkpoint import assert_same
 from tiny_run import low_bytes, tiny_run
 
@@ -31,7 +31,6 @@ from jaxrl_llm.train import (
     init_state,
     make_mesh,
     make_scorer,
-    make_step,
     merge_lora,
     train,
 )
@@ -199,7 +198,7 @@ def one_step(tiny, *, mesh=None, **options):
     state = init_state(
         Adapted(params, adapter), optimizer, recipe, key=jax.random.key(0), mesh=mesh
     )
-    step = make_step(policy, recipe, optimizer, mesh=mesh, **options)
+    step = flat_step(policy, recipe, optimizer, mesh=mesh, **options)
     return state, *step(state, place_batch(make_batch(), mesh))
 
 

@@ -9,6 +9,7 @@ import optax
 import pytest
 from helpers import make_batch
 from rows import for_each
+from step_makers import flat_step
 
 import jaxrl_llm as jr
 from jaxrl_llm.models.sharding import RULES, param_shardings, shard
@@ -146,7 +147,7 @@ def compiled_text(model, mesh, **options):
     plain = optax.sgd(1.0)
     shapes = abstract_state(jax.eval_shape(lambda: model[1]), plain, RECIPE, mesh=mesh)
     batch = abstract_batch(16, 3, 7, prompt_length=6, mesh=mesh)
-    step = make_step(model[0], RECIPE, plain, mesh=mesh, **options)
+    step = flat_step(model[0], RECIPE, plain, mesh=mesh, **options)
     return step.lower(shapes, batch).compile().as_text()
 
 

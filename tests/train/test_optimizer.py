@@ -17,7 +17,7 @@ import pytest
 from exact_resume import assert_resumes
 from helpers import make_batch
 from rows import for_each
-from step_makers import one_layer, state_of
+from step_makers import flat_step, one_layer, state_of
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -294,7 +294,7 @@ def sick(**values):
 @functools.cache
 def fragile_step(updates):
     options = {"microbatches": 2, "epochs": updates, "donate": False}
-    step = make_step(one_layer()[0], FRAGILE, OPTIMIZER, **options)
+    step = flat_step(one_layer()[0], FRAGILE, OPTIMIZER, **options)
     state = state_of(FRAGILE, OPTIMIZER, data_cursor=(0, 7))
     return step, step(state, sick())[0]  # one good step first: no part of the state is zero
 
@@ -358,7 +358,7 @@ def test_a_critic_alone_may_be_left_out():
     recipe, options = plain.replace(critic=critic), {"critic_optimizer": OPTIMIZER}
     critic = init_critic(*one_layer(), key=jax.random.key(0))
     state = state_of(recipe, OPTIMIZER, critic=critic, **options)
-    step = make_step(one_layer()[0], recipe, OPTIMIZER, donate=False, **options)
+    step = flat_step(one_layer()[0], recipe, OPTIMIZER, donate=False, **options)
     batch = make_batch(prompts=4, group=2).replace(ref_logp=jnp.zeros((4, 2, 5)))
     good, metrics = step(state, batch)
     assert float(metrics["skipped"]) == float(metrics["critic_skipped"]) == 0

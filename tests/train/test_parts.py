@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 from rows import for_each
+from step_makers import flat_step
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import catalog
@@ -158,7 +159,7 @@ def test_a_step_of_pieces_is_make_steps(recipe):
     options = {"remat": "none", "learning_rate": 0.1, "teacher": teacher}
     if recipe.second_model is not None:
         options["critic_optimizer"] = OPTIMIZER
-    pieces = jr.train.make_pieces(model, recipe, optimizer, **options)
+    pieces = flat_step(model, recipe, optimizer, make=jr.train.make_pieces, **options)
 
     @jax.jit
     def step(state, batch):
@@ -170,7 +171,7 @@ def test_a_step_of_pieces_is_make_steps(recipe):
 
         return pieces.finish(begun, update)
 
-    whole = jr.train.make_step(model, recipe, optimizer, donate=False, **options)
+    whole = flat_step(model, recipe, optimizer, donate=False, **options)
     mine = state
     for _ in range(2):
         mine, metrics = step(mine, batch)

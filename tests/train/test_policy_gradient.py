@@ -20,6 +20,7 @@ from step_makers import (
     OPTIMIZER,
     arrays_of,
     assert_close,
+    flat_step,
     one_layer,
     run,
     sgd,
@@ -543,7 +544,18 @@ def test_a_critic_must_be_given_where_the_recipe_has_one(call, message):
 
 
 def made(recipe, **options):
-    return make_step(one_layer()[0], recipe, sgd(1.0), **options)
+    return flat_step(one_layer()[0], recipe, sgd(1.0), **options)
+
+
+def test_options_by_themselves_work_for_one_version():
+    model, _ = one_layer()
+    with pytest.warns(DeprecationWarning, match=r"pass epochs= as options=jr.train.StepOptions"):
+        step = make_step(model, plain(), sgd(1.0), epochs=2, donate=False)
+    batch = make_batch(prompts=2)
+    assert step(state_of(plain(), sgd(1.0)), batch)[1]["updates"] == 2
+    told = "make_step: there is no argument 'microbatch'; did you mean 'microbatches'"
+    with pytest.raises(TypeError, match=told):
+        make_step(model, plain(), sgd(1.0), microbatch=2)
 
 
 @for_each("copy", [True, False])
@@ -580,7 +592,7 @@ def test_a_minibatch_that_no_loss_reads_is_as_one_without_a_token():
     options = {"critic_optimizer": optimizer}
     state = state_of(recipe, optimizer, critic=new_critic(), **options)
     options |= {"minibatches": 2, "remat": "none", "donate": False}
-    step, batch = make_step(one_layer()[0], recipe, optimizer, **options), make_batch(prompts=4)
+    step, batch = flat_step(one_layer()[0], recipe, optimizer, **options), make_batch(prompts=4)
     second = jnp.array([False, True, False, True])[:, None]
     after, metrics = step(state, batch.replace(rewards=jnp.where(second, -1.0, batch.rewards)))
     want, numbers = step(state, batch.replace(where=batch.where & ~second))
@@ -846,7 +858,7 @@ def capo_run(schedule, *, mesh=None, **options):
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
     state = state_of(recipe, optimizer, mesh=mesh, output_shape=network.output_matrix(params).shape)
     options |= {"mesh": mesh, "donate": False, "learning_rate": schedule}
-    return recipe, state, make_step(network, recipe, optimizer, **options)
+    return recipe, state, flat_step(network, recipe, optimizer, **options)
 
 
 @pytest.mark.slow
@@ -899,7 +911,7 @@ def test_what_a_rule_of_the_optimizer_needs_is_named():
     (network, params), batch = one_layer(), make_batch(prompts=2)
     recipe, optimizer = jr.recipes.capo(), optax.adamw(1e-3)
     with pytest.raises(ValueError, match="'capo' computes step_effects .* output_shape"):
-        make_step(network, recipe, optimizer, learning_rate=1e-3)(
+        flat_step(network, recipe, optimizer, learning_rate=1e-3)(
             state_of(recipe, optimizer), batch
         )
     state = state_of(recipe, optimizer, output_shape=network.output_matrix(params).shape)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from rows import for_each
-from step_makers import assert_close, distance, moved, one_layer, state_of
+from step_makers import assert_close, distance, flat_step, moved, one_layer, state_of
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import ProcessRewardModel
@@ -41,7 +41,7 @@ def stepped(setting, recipe=None, *, microbatches=1, of_prm=SGD):
     given = critic | {"critic": prm} if critic else {}
     state = state_of(recipe, optimizer, **given)
     options = {"microbatches": microbatches, "donate": False} | critic
-    return jr.train.make_step(model, recipe, optimizer, **options)(state, batch)
+    return flat_step(model, recipe, optimizer, **options)(state, batch)
 
 
 def learned(setting, state, metrics, recipe, loss, old):

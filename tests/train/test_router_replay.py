@@ -12,7 +12,7 @@ from batch_makers import loaded_batch
 from exact_resume import assert_resumes
 from helpers import make_batch
 from rows import for_each
-from step_makers import moved
+from step_makers import flat_step, moved
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -238,7 +238,7 @@ def test_a_reference_and_policies_of_earlier_iterations_choose(small, rollout):
     moving = jr.bind(jr.regularizers.ema_reference, rate=0.25)
     recipe = jr.recipes.grpo(kl_coef=0.1).replace(reference=moving)
     batch = jax.tree.map(jnp.asarray, batch_of(rollout))
-    step = make_step(network, recipe, optax.sgd(1.0), donate=False, minibatches=3)
+    step = flat_step(network, recipe, optax.sgd(1.0), donate=False, minibatches=3)
 
     def both(recipe, computed):
         state = init_state(moved(params, seed=9), optax.sgd(1.0), recipe, key=jax.random.key(0))

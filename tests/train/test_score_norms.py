@@ -16,8 +16,8 @@ import pytest
 from helpers import make_batch
 from on_meshes import mesh_of
 from rows import for_each
+from step_makers import flat_step, state_of
 from step_makers import one_layer as tiny
-from step_makers import state_of
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
@@ -349,7 +349,7 @@ def test_devices_of_a_mesh_compute_the_norms_of_one(sizes, parts):
 def stepped(recipe, batch, params, **options):
     model = tiny()[0]
     state = init_state(params, optax.sgd(0.5), recipe, key=jax.random.key(0))
-    step = make_step(model, recipe, optax.sgd(0.5), temperature=TEMPERATURE, **options)
+    step = flat_step(model, recipe, optax.sgd(0.5), temperature=TEMPERATURE, **options)
     prepared = step.prepared(state, batch)
     after, metrics = step(state, batch)
     assert metrics["updates"] == 1

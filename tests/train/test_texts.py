@@ -9,13 +9,13 @@ import optax
 import pytest
 from batch_makers import first_batch
 from helpers import make_batch
-from step_makers import state_of
+from step_makers import flat_step, state_of
 from tiny_run import CONFIG, tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import MeshConfig, OptimizerConfig, init_critic, make_step, train
+from jaxrl_llm.train import MeshConfig, OptimizerConfig, init_critic, train
 from jaxrl_llm.train.experiment.setup import load_experiment
 
 SLOW = [pytest.mark.slow, pytest.mark.of_many]
@@ -35,7 +35,7 @@ def stepped(recipe, batch, **options):
         critic = init_critic(model, params, key=jax.random.key(1))
     options |= {"critic_optimizer": None if critic is None else optimizer, "donate": False}
     options = {"epochs": 1, "minibatches": 1} | options
-    step = make_step(model, recipe, optimizer, learning_rate=0.1, **options)
+    step = flat_step(model, recipe, optimizer, learning_rate=0.1, **options)
     first = {"critic": critic, "critic_optimizer": options["critic_optimizer"]}
     shape = model.output_matrix(params).shape
     return step(state_of(recipe, optimizer, output_shape=shape, **first), batch)

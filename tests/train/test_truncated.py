@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from step_makers import one_layer, state_of
+from step_makers import flat_step, one_layer, state_of
 from tiny_run import CONFIG
 
 import jaxrl_llm as jr
@@ -69,7 +69,7 @@ def test_a_step_takes_all_its_ratios_over_the_support(tiny):
     )
     optimizer = make_optimizer(dataclasses.replace(CONFIG.optimizer, learning_rate=1e-4))
     options = {"temperature": ALL["temperature"], "remat": "none", "epochs": 2, "donate": False}
-    step = make_step(model, recipe, optimizer, **options)
+    step = flat_step(model, recipe, optimizer, **options)
     state = state_of(recipe, optimizer)
     scorer = make_scorer(model, temperature=ALL["temperature"])
     batch = batch.replace(ref_logp=scorer(params, batch))

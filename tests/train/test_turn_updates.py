@@ -7,12 +7,12 @@ import optax
 import pytest
 from helpers import make_batch
 from rows import for_each
-from step_makers import assert_close, one_layer, shared_scorer, shared_step, state_of
+from step_makers import assert_close, flat_step, one_layer, shared_scorer, shared_step, state_of
 from step_makers import run as any_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import TurnUpdates
-from jaxrl_llm.train import init_state, make_gradients, make_mesh, make_step
+from jaxrl_llm.train import init_state, make_gradients, make_mesh
 
 RECIPE = jr.recipes.seeupo(kl_coef=0.0)
 SGD = optax.sgd(0.05)
@@ -147,7 +147,7 @@ def test_a_random_order_is_drawn_from_the_runs_key():
     "call, error, message",
     [
         (
-            lambda: make_step(MODEL, RECIPE, SGD, epochs=2),
+            lambda: flat_step(MODEL, RECIPE, SGD, epochs=2),
             ValueError,
             "'seeupo' makes an optimizer s",
         ),
