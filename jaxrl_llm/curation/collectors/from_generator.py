@@ -38,8 +38,15 @@ class GroupHandle:
     outcome: Outcome | None = None
 
     def row(self, takes_part: bool = True) -> Row:
-        """All its rollouts as a row of the batch."""
-        assert self.request is not None
+        """All its rollouts as a row of the batch.
+
+        Raises ValueError if the group has not finished.
+        """
+        if self.request is None or self.outcome is None:
+            raise ValueError(
+                f"from_generator: group {self.index} has not finished; wait for its outcome with "
+                "yield before its row."
+            )
         return full_row(self.index, self.request.rollouts, takes_part)
 
 

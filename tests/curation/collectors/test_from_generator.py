@@ -74,3 +74,13 @@ def test_what_it_needs_is_its_sources_and_what_it_says():
         cur.from_generator(3)
     with pytest.raises(ValueError, match="must ask for each group once"):
         cur.from_generator(asks_and_requests, source=cur.refill(cur.informative_groups))
+
+
+def test_a_row_of_a_group_that_has_not_finished_is_refused():
+    def hasty(batch):
+        return [group.row() for group in batch.ask(3)]
+        yield
+
+    collector = cur.from_generator(hasty)
+    with pytest.raises(ValueError, match="group 0 has not finished; wait for its outcome with yie"):
+        collector.observe((), COLLECTION)
