@@ -36,7 +36,6 @@ class RunNeeds:
       likelihood: Of a denoising or flow model; None for a causal one.
       second_model, subagent: The models that are trained with the policy.
       uses_reference, moves_reference: Whether it reads a reference, and whether that moves.
-      num_earlier: Number of policies of earlier iterations that it reads.
       has_teacher, learns_from_model: Whether it has a teacher, and whether that is another model.
       fields: The names of the inputs that it requires.
       computed: Numbers that it computes beyond the batch.
@@ -68,7 +67,6 @@ class RunNeeds:
     subagent: Subagent | None = None
     uses_reference: bool = False
     moves_reference: bool = False
-    num_earlier: int = 0
     has_teacher: bool = False
     learns_from_model: bool = False
     fields: frozenset[str] = frozenset()

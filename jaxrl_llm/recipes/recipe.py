@@ -235,7 +235,6 @@ class Recipe:
             subagent=self.subagent,
             uses_reference=self.uses_reference,
             moves_reference=self.reference is not None,
-            num_earlier=0 if self.earlier is None else len(self.earlier.weights),
             has_teacher=self.has_teacher,
             learns_from_model=self.learns_from_model,
             fields=self.required_fields,

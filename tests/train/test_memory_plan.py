@@ -72,6 +72,7 @@ from jaxrl_llm.train.memory.memory_bytes import (
 from jaxrl_llm.train.memory.memory_plan import lay_out, load_inputs, make_plan
 from jaxrl_llm.train.models.score import score_hidden
 from jaxrl_llm.train.update.init import abstract_batch, abstract_state
+from jaxrl_llm.train.update.part import Part
 
 ROOT = Path(__file__).parents[1]
 
@@ -223,6 +224,12 @@ def test_a_cache_is_that_of_the_engine(dtype, filters):
     np.testing.assert_allclose(found, 2 * engine.row_bytes, rtol=0.05)
 
 
+@dataclasses.dataclass(frozen=True)
+class TwoCopies(jr.recipes.RecipePart):
+    def step_part(self, setup):
+        return Part("copies", lambda recipe, start: (start.params, start.params))
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     return tiny_run(tmp_path_factory.mktemp("plan"), remat="none")
@@ -333,7 +340,9 @@ def test_what_a_plan_counts(config, inputs, plan):
     assert plan(recipe="dpo").state["reference"] == 4 * n
     assert "reference" not in plan(recipe="dpo", reference_logp="refs.npz").state
     mnpo = plan(recipe="mnpo").state
-    assert (mnpo["reference"], mnpo["earlier policies"]) == (4 * n, 12 * n)
+    assert (mnpo["reference"], mnpo["earlier"]) == (4 * n, 12 * n + 4)
+    own = jr.recipes.dr_grpo(length=4).replace(parts=(TwoCopies(),))
+    assert plan(recipe=own).state["copies"] == 8 * n
     table = 4 * 259 * 32  # two moments of the output matrix, and a count
     capo = plan(recipe="capo")
     assert capo.state["moments of the last layer"] == 2 * table + 4

@@ -10,10 +10,9 @@ does not have, as many as its mesh sizes specify.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -74,12 +73,13 @@ from jaxrl_llm.train.mesh import (
 )
 from jaxrl_llm.train.models.critic import init_critic
 from jaxrl_llm.train.models.model_rewards import abstract_reward, judge
-from jaxrl_llm.train.models.moving import first_reference
 from jaxrl_llm.train.models.rounding import check_rounded_model
 from jaxrl_llm.train.models.teachers import AlignedTeacher, TokenTeacher, from_name
 from jaxrl_llm.train.optimizer import describe_optimizer, make_optimizer, policy_optimizer
 from jaxrl_llm.train.state import device_bytes
 from jaxrl_llm.train.update.cost import describe
+from jaxrl_llm.train.update.part import Setup, Start
+from jaxrl_llm.train.update.parts import parts_of
 
 # Share of a device's memory for what is counted; the compiler and fragmentation take the rest.
 _SHARE = 0.95
@@ -670,12 +670,11 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         "weights": run.bytes_of(run.params),
         "optimizer": run.bytes_of(optimizer, spec=spec),
     }
-    if needs.moves_reference:
-        adapter = isinstance(run.params, Adapted)
-        start = functools.partial(first_reference, recipe.reference, adapter=adapter)
-        sizes["reference"] = run.bytes_of(jax.eval_shape(start, run.trained))
+    if needs.sums_gradients:
+        sizes |= _part_bytes(run, base)
     # An adapter's reference is its base, unless ``config.reference`` names another model.
-    elif holds_reference(config, recipe) and (config.reference is not None or base is run.params):
+    other = config.reference is not None or base is run.params
+    if holds_reference(config, recipe) and other and not needs.moves_reference:
         # It is loaded in float32, even beside a frozen base in bfloat16.
         loaded = jax.eval_shape(lambda p: trees.cast(p, jnp.float32), base)
         sizes["reference"] = run.bytes_of(loaded)
@@ -683,24 +682,45 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         own = run.inputs.subagent[1]
         moments = jax.eval_shape(make_optimizer(policy_optimizer(config)).init, own)
         sizes["subagent"] = run.bytes_of(own) + run.bytes_of(moments, spec=spec)
-    if needs.num_earlier:
-        sizes["earlier policies"] = needs.num_earlier * run.bytes_of(run.trained)
     if run.inputs.teacher is not None:
         sizes["teacher"] = run.bytes_of(run.inputs.teacher)
     if (scores := abstract_reward(config.reward)) is not None:  # on one device, whatever the mesh
         sizes["model of the reward"] = device_bytes(scores[1])
-    second, of_critic = needs.second_model, config.critic_optimizer
-    if second is not None and of_critic is not None:
-        heads, key = second.heads, jax.random.key(0)
-        critic = jax.eval_shape(lambda p: init_critic(run.model, p, heads=heads, key=key), base)
-        moments = jax.eval_shape(make_optimizer(of_critic).init, critic)
-        copies = 1 if second.target_rate is None else 2
-        sizes["critic"] = copies * run.bytes_of(critic) + run.bytes_of(moments, spec=update_spec)
     if states := [
         jax.eval_shape(lambda rule=rule: rule.init(*run.output_shape))
         for rule in needs.computed_from("optimizer").values()
     ]:
         sizes["moments of the last layer"] = device_bytes(states)
+    return sizes
+
+
+def _part_bytes(run: _Run, base: ArrayTree) -> dict[str, int]:
+    """The states of the recipe's parts by name, from the shapes of their first states."""
+    recipe, second, of_critic = run.recipe, run.recipe.second_model, run.config.critic_optimizer
+    critic, nothing = None, cast(Any, None)
+    if second is not None:
+        heads, key = second.heads, jax.random.key(0)
+        critic = jax.eval_shape(lambda p: init_critic(run.model, p, heads=heads, key=key), base)
+
+    def first(params: ArrayTree, critic: ArrayTree | None) -> dict[str, Any]:
+        start = Start(
+            params=params,
+            adapter=isinstance(run.params, Adapted),
+            reference=None,
+            second_params=critic,
+            second_optimizer=None if of_critic is None else make_optimizer(of_critic),
+            optimizer_state=lambda optimizer, params: optimizer.init(params),
+            replicated=lambda x: x,
+            copy=False,
+        )
+        parts = parts_of(Setup(recipe=recipe, scorer=nothing))
+        return {part.name: part.init(recipe, start) for part in parts if part.init is not None}
+
+    sizes = {}
+    for name, state in jax.eval_shape(first, run.trained, critic).items():
+        moments = getattr(state, "opt_state", ())
+        rest = state._replace(opt_state=()) if hasattr(state, "opt_state") else state
+        sizes[name] = run.bytes_of(rest) + run.bytes_of(moments, spec=update_spec)
     return sizes
 
 
