@@ -241,7 +241,7 @@ def test_a_wrong_score_of_a_denoiser_fails(name, monkeypatch):
     monkeypatch.setattr(train_checks, "meshes", lambda sizes: [])
     recipe = jr.recipes.diffu_grpo(p=0.5)
     if name == "the mask id is drawn":
-        monkeypatch.setattr(train.denoising, "_without", lambda *args: args[5:7])
+        monkeypatch.setattr(train.models.denoising, "_without", lambda *args: args[5:7])
     else:
         of_draw = train.DenoisingScorer._of_draw
 
