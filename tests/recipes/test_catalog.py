@@ -31,6 +31,7 @@ METHODS = {
     "rewards": ("agents", "progress", "shaping", "length", "meta", "paraphrases", "votes"),
     "rollout": ("admission", "request_arrays", "rounds", "scheduler", "speculative"),
 }
+WRITING = ("from_generator", "needs")  # modules by which a user writes a collector, no methods
 # No methods of their own, but what a row may point to.
 ELSEWHERE = ("diagnostics", "logprobs", "models", "recipes", "train")
 EVERY_PRESET = {**PRESETS, **EVOLUTION_PRESETS}
@@ -46,7 +47,7 @@ def public_functions() -> set[str]:
             value = getattr(module, name)
             module_name = getattr(value, "__module__", "")
             home = module_name.split(".")[-1]
-            if home not in METHODS.get(layer, (home,)):
+            if home not in METHODS.get(layer, (home,)) or home in WRITING:
                 continue
             if inspect.isfunction(value) and module_name.startswith(f"jaxrl_llm.{layer}"):
                 found.add(f"{layer}.{name}")
