@@ -29,6 +29,7 @@ class RunNeeds:
       reads_logp: Whether log-probabilities of the policy are computed.
       reads_extras: Whether its batches have extras, which the run computes from rollouts and rows.
       epochs, minibatches: Passes over a batch, and optimizer steps of a pass, in its paper.
+      divides_batch: Whether it always makes several optimizer steps of a batch, one for each turn.
       needs_updates: Whether a part of it has an effect only after the first update on a batch.
       freezes_leaves: Whether some leaves never move, by its method ``moving``.
       waits: First steps in which the critic alone trains.
@@ -58,6 +59,7 @@ class RunNeeds:
     reads_extras: bool = True
     epochs: int = 1
     minibatches: int = 1
+    divides_batch: bool = False
     needs_updates: bool = False
     freezes_leaves: bool = False
     waits: int = 0

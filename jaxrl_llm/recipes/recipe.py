@@ -227,6 +227,7 @@ class Recipe:
             sampler_quantization=self.sampler_quantization,
             epochs=self.epochs,
             minibatches=self.minibatches,
+            divides_batch=any(part.divides_batch for part in self.parts),
             needs_updates=self.needs_updates,
             waits=max((part.steps_before_policy for part in self.parts), default=0),
             head=self.head,

@@ -6,7 +6,7 @@ from jaxrl_llm.recipes.parts.part import RecipePart
 
 
 class SecondModel(RecipePart):
-    """A critic or a process reward model, of which a recipe has at most one.
+    """A critic or a process reward model; a recipe has at most one of them.
 
     Attributes:
       steps_once: Whether it makes one optimizer step of a batch, however many the policy makes.

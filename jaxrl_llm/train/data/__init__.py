@@ -1,1 +1,1 @@
-"""What a batch holds beside its tokens: rewards, fields of rows and episodes, stored responses."""
+"""Entries of a batch other than its tokens: rewards, fields of rows and episodes, stored data."""

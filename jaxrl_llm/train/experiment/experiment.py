@@ -448,7 +448,7 @@ class Experiment:
         optimizer = policy_optimizer(config)
         decay = optimizer.decay_steps
         last = config.steps if decay is None else waits + optimizer.warmup_steps + decay
-        if last < config.steps and getattr(self.recipe, "turn_updates", None) is None:
+        if last < config.steps and not needs.divides_batch:
             steps += f", at a learning rate of 0 after step {last} of {config.steps}"
         if text := describe_optimizer(config):
             steps += f", {text}"

@@ -303,7 +303,7 @@ def warn_of_one_update(config: TrainConfig, recipe: Any) -> None:
     """Warns if a batch has one update, in which a part of the recipe has no effect."""
     if not recipe.needs.needs_updates:
         return
-    if config.passes.updates > 1 or any(part.divides_batch for part in recipe.parts):
+    if config.passes.updates > 1 or recipe.needs.divides_batch:
         return
     if config.samples_off_policy and not recipe.needs.reads_behavior:
         return  # the ratio is to the policy that sampled, which differs

@@ -312,7 +312,8 @@ def _at_updates(state: TrainState, recipe: Any, *, old: int, new: int) -> TrainS
     if old == new:
         return state
     state = state._replace(opt_state=at_updates(state.opt_state, old=old, new=new))
-    if getattr(recipe, "critic", None) is None:
+    second = recipe.needs.second_model
+    if second is None or second.steps_once:
         return state
     moved = at_updates(state.critic.opt_state, old=old, new=new)
     return state.with_parts(critic=state.critic._replace(opt_state=moved))
