@@ -107,7 +107,8 @@ def summarize_updates(
     """Combines the metrics ``[updates]`` of the optimizer steps of one batch.
 
     ``trains`` tells which minibatches have a token to train on. The others do not count, and all
-    metrics are 0 if none has one. Rewards count where a rollout takes part, whatever of it trains.
+    metrics are 0 if none has one. Rewards count where a rollout takes part, even if none of its
+    tokens trains.
     ``sizes`` are the numbers ``[updates]`` of rollouts, groups and responses of the minibatches.
 
     - Metrics of the rollouts, of texts and of pairs, and the policy's entropy: the mean over all
